@@ -9,8 +9,8 @@ A context is current per thread, and torch's device guard makes none current whe
 fresh thread starts with, 0. So `export` pushes the device's primary context itself.
 
 Memory that was mapped page by page has no such handle: `expandable_segments` of PYTORCH_CUDA_ALLOC_CONF, and
-vLLM's sleep mode, whose pools also move. The error says what to change. The driver also refuses where the two
-processes do not share an IPC namespace.
+vLLM's sleep mode, which also moves its pools. The error says what to change. The driver also refuses where
+the two processes do not share an IPC namespace.
 
 Signatures: CUDA driver API reference, memory management. Never ran on a GPU.
 """
@@ -28,8 +28,10 @@ _UNSHAREABLE = (cuda.INVALID_VALUE, cuda.NOT_SUPPORTED)
 
 
 class CudaExporter:
-    """Implements `Exporter` for device `index`, as torch numbers it here. May be used from any thread. Raises
-    PreconditionFailed when there is no driver."""
+    """Implements `Exporter` for device `index`, as torch numbers it here. May be used from any thread.
+
+    Raises PreconditionFailed when there is no driver.
+    """
 
     def __init__(self, index: int = 0) -> None:
         import torch

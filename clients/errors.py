@@ -149,8 +149,10 @@ _BY_CODE: dict[int, type[KvtierError]] = {
 
 
 def broken_answer(what: str) -> Unavailable:
-    """Return (not raise) the exception for an answer that must not be believed. Drivers close the connection
-    of the operation that raises it."""
+    """Return (not raise) the exception for an answer that must not be believed.
+
+    Drivers close the connection of the operation that raises it.
+    """
     return Unavailable(f"broken answer: {what}; the connection was closed", reason="BROKEN_ANSWER")
 
 

@@ -70,8 +70,10 @@ DEFAULT_LIMITS = Limits()
 
 
 def plugin_connect_s(call_s: float) -> float:
-    """Return how long a plug-in may take to connect whose calls may take `call_s`: a second, since an engine
-    waits; a longer timeout of calls allows more for connecting, too."""
+    """Return how long a plug-in may take to connect, in seconds: one, since an engine waits.
+
+    A longer timeout of its calls, `call_s`, allows more for connecting, too.
+    """
     return min(call_s, max(1.0, call_s / 5))
 
 

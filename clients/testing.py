@@ -19,7 +19,7 @@ from .aio import AsyncClient
 from .errors import NOT_RUNNING, KvtierError, Unavailable
 from .fake.link import AsyncFakeLink, FakeLink
 from .fake.server import FakeServer
-from .operations.base import Settings
+from .operations.base import ClientSettings
 from .sync import Client
 
 L = TypeVar("L", bound=FakeLink)
@@ -44,12 +44,12 @@ class FakeAppliance:
 
     def client(self, **settings: Any) -> Client:
         """Return a new Client of this appliance; `settings` as for Client (name, timeout, retry, ...)."""
-        chosen = Settings("in this process", **settings)
+        chosen = ClientSettings("in this process", **settings)
         return Client.over(lambda: self._linked(FakeLink), chosen)
 
     def async_client(self, **settings: Any) -> AsyncClient:
         """Return a new AsyncClient of this appliance."""
-        chosen = Settings("in this process", **settings)
+        chosen = ClientSettings("in this process", **settings)
 
         async def open_link() -> AsyncFakeLink:
             return self._linked(AsyncFakeLink)
@@ -67,6 +67,7 @@ class FakeAppliance:
 
     @unavailable.setter
     def unavailable(self, value: bool) -> None:
+        """Set whether calls fail; True breaks every connection."""
         with self.server.lock:  # no client connects between the two steps
             self._unavailable = value
             if value:

@@ -10,7 +10,7 @@ What is read instead:
     *.safetensors        its header, and of every tensor SAMPLE_BYTES at its start, middle and end
     other weight files   size, and SAMPLE_BYTES at 64 places
 
-A changed tensor whose samples are all unchanged would go unnoticed: training and merging change tensors
+A changed tensor would go unnoticed if all its samples were unchanged: training and merging change tensors
 densely, so this takes a hand-made edit of single rows; `whole=True` reads everything where someone may make
 such.
 
@@ -38,8 +38,10 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 def find_checkpoint(
     model: str, revision: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> Path:
-    """Return the folder (or the single file) of `model`: a local path, or the snapshot of a hub model in the
-    local cache. Reads the disk only; raises InvalidRequest when it is not there."""
+    """Return the folder (or the single file) of `model`. Raises InvalidRequest when it is not there.
+
+    It is a local path, or the snapshot of a hub model in the local cache. Reads the disk only.
+    """
     path = Path(model).expanduser()
     if path.exists():
         return path
@@ -57,8 +59,9 @@ def find_checkpoint(
 
 
 def checkpoint_digest(path: Path, *, whole: bool = False) -> bytes:
-    """Return 32 bytes that name the checkpoint in folder `path` (or the one file). Raises InvalidRequest when
-    there are no weights; OSError when they cannot be read.
+    """Return 32 bytes that name the checkpoint in folder `path` (or the one file).
+
+    Raises InvalidRequest when there are no weights; OSError when they cannot be read.
 
     The same checkpoint in another place, or under another name, has the same digest.
     """

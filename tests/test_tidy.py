@@ -27,22 +27,22 @@ BANNED = {
 }
 #: Words that speak of objects as persons. Each folder may have so many lines with one of them; shrinks only.
 PERSONS = re.compile(r"\b(who|whose|whom|nobody|whoever|somebody|anybody|everybody)\b", re.IGNORECASE)
-MAX_PERSONS = {"appliance/core": 79, "clients": 25}
+MAX_PERSONS = {"appliance/core": 79, "clients": 16}
 #: Public definitions without a docstring, and docstrings with a first line that does not end a sentence, by
 #: folder. Shrinks only.
-MAX_UNDOCUMENTED = {"appliance/core": 10, "clients": 111}
+MAX_UNDOCUMENTED = {"appliance/core": 10, "clients": 62}
 MAX_UNENDED = {
     "appliance/calibrate": 8,
     "appliance/core": 48,
     "appliance/replay": 12,
-    "clients": 58,
+    "clients": 20,
     "policies": 31,
     "tiers": 96,
 }
 #: Class names that stand twice: the first ones because two runtimes ask for the name, the others still.
 TWICE = {
     *("KvtierConnector", "Client", "Lease", "Line", "Namespace", "Options"),
-    *("Pin", "Retention", "Session", "Settings", "Step", "_Job"),
+    *("Pin", "Retention", "Session", "Step", "_Job"),
 }
 #: Classes with constructors that take more, still.
 MANY_PARAMETERS = {"SchedulerSide", "WorkerSide"}
@@ -161,8 +161,6 @@ def test_constructors_take_few_parameters() -> None:
 
 #: Circles of imports under TYPE_CHECKING that are still to be broken. Shrinks only.
 CIRCLES = (
-    {"kvtier.clients.aio.handles", "kvtier.clients.aio.client", "kvtier.clients.aio.pages"},
-    {"kvtier.clients.sync.handles", "kvtier.clients.sync.client", "kvtier.clients.sync.pages"},
     {
         "kvtier.clients.transformers.cache",
         "kvtier.clients.transformers.carrier",

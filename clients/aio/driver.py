@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from ..errors import BROKEN_ANSWER, CONNECTION_LOST, KvtierError, Unavailable
 from ..links.aio_link import AsyncLink, open_link
 from ..links.forks import reset_after_fork
-from ..operations.base import Operations, Settings
+from ..operations.base import ClientSettings, Operations
 from ..operations.effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 
 T = TypeVar("T")
@@ -25,14 +25,14 @@ class AsyncDriver:
     """One connection, opened when it is needed, and the retry of calls on a new one."""
 
     @classmethod
-    def over(cls, open_link: Callable[[], Awaitable[AsyncLink]], settings: Settings) -> Self:
+    def over(cls, open_link: Callable[[], Awaitable[AsyncLink]], settings: ClientSettings) -> Self:
         """Make a client over another kind of link, e.g. FakeAppliance's."""
         client = cls.__new__(cls)
         client._set_up(settings, open_link)
         return client
 
     def _set_up(
-        self, settings: Settings, open_with: Callable[[], Awaitable[AsyncLink]] | None = None
+        self, settings: ClientSettings, open_with: Callable[[], Awaitable[AsyncLink]] | None = None
     ) -> None:
         self.operations = Operations(settings)
         self._open_link = open_with or partial(open_link, settings)

@@ -4,15 +4,12 @@ import warnings
 from collections.abc import AsyncIterator
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from ...v1.types import Tier, Urgency
 from ..errors import PreconditionFailed
 from ..memory.fragments import Fragment
 from ..operations.leases import LeaseState
-
-if TYPE_CHECKING:
-    from .client import AsyncClient
+from .driver import AsyncDriver
 
 
 class AsyncLease:
@@ -22,7 +19,7 @@ class AsyncLease:
     was made from them has to be gone before.
     """
 
-    def __init__(self, client: "AsyncClient", state: LeaseState) -> None:
+    def __init__(self, client: AsyncDriver, state: LeaseState) -> None:
         self._client = client
         self._state = state
 
@@ -75,8 +72,11 @@ class AsyncLease:
         await self._client.run(partial(self._state.extend, ttl_s), repeat=False)
 
     async def release(self) -> None:
-        """End the lease. Idempotent. Raises PreconditionFailed (VIEWS_IN_USE), with the lease ended, when an
-        array or tensor made from a view is still referenced."""
+        """End the lease. Idempotent.
+
+        Raises PreconditionFailed (VIEWS_IN_USE), with the lease ended, when an array or tensor made from a
+        view is still referenced.
+        """
         await self._end()
 
     async def _end(self) -> None:
@@ -101,7 +101,7 @@ class AsyncLease:
 class AsyncPin:
     """A promise of the daemon to keep blocks. Ends with its `async with` or its TTL, not with the client."""
 
-    def __init__(self, client: "AsyncClient", pin_id: int, num_blocks: int) -> None:
+    def __init__(self, client: AsyncDriver, pin_id: int, num_blocks: int) -> None:
         self._client = client
         self.pin_id = pin_id
         self.num_blocks = num_blocks
@@ -122,7 +122,7 @@ class AsyncPin:
 class AsyncSession:
     """One conversation or agent run. Ends with its `async with`."""
 
-    def __init__(self, client: "AsyncClient", session_id: str) -> None:
+    def __init__(self, client: AsyncDriver, session_id: str) -> None:
         self._client = client
         self.session_id = session_id
 

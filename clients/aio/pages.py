@@ -11,16 +11,14 @@ used while the daemon writes it, so every way out of a call waits for the daemon
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...v1.types import Urgency
 from ..operations.direct import DeliveryState, LayerGroup, PagesReport, PagesState
 from ..operations.effects import Operation
 from ..values.namespace import Namespace
 from ..values.types import PutReport, Retention
-
-if TYPE_CHECKING:
-    from .client import AsyncClient
+from .driver import AsyncDriver
 
 
 class AsyncDelivery:
@@ -29,7 +27,7 @@ class AsyncDelivery:
     Ends with its `async with`: what was not waited for is cancelled.
     """
 
-    def __init__(self, client: "AsyncClient", state: DeliveryState) -> None:
+    def __init__(self, client: AsyncDriver, state: DeliveryState) -> None:
         self._client = client
         self._state = state
 
@@ -55,10 +53,12 @@ class AsyncDelivery:
 
 
 class AsyncPages:
-    """Paged KV tensors that the daemon fills and reads itself. Ends with its `async with`, or with the
-    client."""
+    """Paged KV tensors that the daemon fills and reads itself.
 
-    def __init__(self, client: "AsyncClient", state: PagesState) -> None:
+    Ends with its `async with`, or with the client.
+    """
+
+    def __init__(self, client: AsyncDriver, state: PagesState) -> None:
         self._client = client
         self._state = state
 
@@ -142,8 +142,11 @@ class AsyncPages:
         retention: Sequence[Retention] = (),
         after: Any = None,
     ) -> PutReport:
-        """Store blocks from pages; returns when they are stored. The pages are read from now until then, but
-        not before `after`, one of `events`. The rest is as in AsyncClient.put."""
+        """Store blocks from pages; returns when they are stored.
+
+        The pages are read from now until then, but not before `after`, one of `events`. The rest is as in
+        AsyncClient.put.
+        """
         make = partial(
             self._state.put,
             namespace,
@@ -159,8 +162,10 @@ class AsyncPages:
         return await self._client.run(make)
 
     async def settle(self) -> None:
-        """Return when no call that was never answered touches the pages any more. Raises KvtierError while
-        that is not known. Costs nothing as long as the connection stands."""
+        """Return when no call that was never answered touches the pages any more.
+
+        Raises KvtierError while that is not known. Costs nothing as long as the connection stands.
+        """
         await self._client.run(partial(self._state.register, self._state.namespace))
 
     async def unregister(self) -> None:

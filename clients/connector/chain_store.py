@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ...v1.types import NamespaceIdentity, PutOutcome
 from ..memory.buffers import Pieces
-from ..operations.base import Settings
+from ..operations.base import ClientSettings
 from ..options import Limits, Timeout, plugin_connect_s
 from ..sync import Client
 from ..values.namespace import Namespace
@@ -65,7 +65,7 @@ class ChainStore:
         cls, options: Whereabouts, guard: Guard, deadline_s: float, staging_bytes: int = 0
     ) -> "ChainStore":
         """Make a store with a connection of its own; nothing is sent yet."""
-        settings = Settings.from_env()
+        settings = ClientSettings.from_env()
         client = Client(
             options.target or settings.target,
             name=options.name,

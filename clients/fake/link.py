@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 from ..errors import CONNECTION_LOST, KvtierError, Unavailable
-from ..operations.base import Settings
+from ..operations.base import ClientSettings
 from ..operations.effects import Answer
 from .server import FakeServer
 
@@ -22,6 +22,7 @@ class FakeLink:
         self._is_lost = False
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
+        """Answer a call at once; return its ticket."""
         self._check()
         ticket = next(self._tickets)
         try:
@@ -31,6 +32,7 @@ class FakeLink:
         return ticket
 
     def receive(self, ticket: int) -> Answer:
+        """Return the next answer of a call. Raises KvtierError."""
         self._check()
         answer = self._answers[ticket].popleft()
         if isinstance(answer, KvtierError):
@@ -38,17 +40,21 @@ class FakeLink:
         return answer
 
     def post(self, call: str, request: Any, is_hint: bool) -> None:
+        """Make a call and drop its answer."""
         self.forget(self.send(call, request, 0.0))
 
     def forget(self, ticket: int) -> None:
+        """Drop the answers of a call."""
         self._answers.pop(ticket, None)
 
     def close(self) -> None:
+        """Give back what the client holds. Idempotent."""
         if not self.closed:
             self.closed = True
             self._server.detach(self.attachment.client_id)
 
     def abandon(self) -> None:
+        """Count as closed, and give nothing back."""
         self.closed = True
 
     def lose(self) -> None:
@@ -65,11 +71,13 @@ class FakeLink:
 class AsyncFakeLink(FakeLink):
     """The same for AsyncClient. Implements AsyncLink."""
 
-    async def attach(self, settings: Settings) -> None:
+    async def attach(self, settings: ClientSettings) -> None:
         """Nothing to do: attached when made."""
 
     async def receive(self, ticket: int) -> Answer:  # type: ignore[override]
+        """Return the next answer of a call. Raises KvtierError."""
         return super().receive(ticket)
 
     async def close(self) -> None:  # type: ignore[override]
+        """Give back what the client holds. Idempotent."""
         super().close()

@@ -43,8 +43,11 @@ class FakeBlock:
 
 @dataclass(slots=True)
 class FakeStore:
-    """Blocks up to `capacity_bytes`. The least recently used block without a hold and that has no
-    child goes first: a prefix outlives what was built on it (invariant 5)."""
+    """Blocks up to `capacity_bytes`.
+
+    The least recently used block without a hold and that has no child goes first: a prefix outlives what was
+    built on it (invariant 5).
+    """
 
     capacity_bytes: int
     blocks: OrderedDict[Key, FakeBlock] = field(default_factory=OrderedDict)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ...v1.diagnosis import explain_socket
 from ...v1.local_pb2 import AttachRequest
 from ..errors import CONNECTION_LOST, NotFound, Unavailable, from_diagnosis
-from ..operations.base import Settings
+from ..operations.base import ClientSettings
 from ..operations.effects import Answer, Attachment
 from .connect import local_path
 from .link import ANCILLARY_BYTES, CLOEXEC, RECEIVE_BYTES, descriptors_in, lost
@@ -25,16 +25,36 @@ class AsyncLink(Protocol):
     attachment: Attachment
     closed: bool
 
-    async def attach(self, settings: Settings) -> None: ...
-    def send(self, call: str, request: Any, timeout_s: float) -> int: ...
-    async def receive(self, ticket: int) -> Answer: ...
-    def post(self, call: str, request: Any, is_hint: bool) -> None: ...
-    def forget(self, ticket: int) -> None: ...
-    async def close(self) -> None: ...
-    def abandon(self) -> None: ...
+    async def attach(self, settings: ClientSettings) -> None:
+        """Connect, and learn what the connection offers. Raises Unavailable."""
+        ...
+
+    def send(self, call: str, request: Any, timeout_s: float) -> int:
+        """Start a call; return its ticket."""
+        ...
+
+    async def receive(self, ticket: int) -> Answer:
+        """Wait for the next message of a call. Raises KvtierError."""
+        ...
+
+    def post(self, call: str, request: Any, is_hint: bool) -> None:
+        """Send a request without an answer; a hint only where that needs no waiting."""
+        ...
+
+    def forget(self, ticket: int) -> None:
+        """Stop listening to a call."""
+        ...
+
+    async def close(self) -> None:
+        """End the connection. Idempotent."""
+        ...
+
+    def abandon(self) -> None:
+        """Close this process's end and send nothing."""
+        ...
 
 
-async def open_link(settings: Settings) -> AsyncLink:
+async def open_link(settings: ClientSettings) -> AsyncLink:
     """Connect. Raises Unavailable when no daemon listens."""
     path = await asyncio.to_thread(local_path, settings, _ask)
     link: AsyncLink
@@ -57,7 +77,7 @@ class AsyncLocalLink:
 
     attachment: Attachment
 
-    def __init__(self, path: str, settings: Settings) -> None:
+    def __init__(self, path: str, settings: ClientSettings) -> None:
         self.closed = False
         self._path = path
         self._grace_s = settings.timeout.grace_s
@@ -70,7 +90,7 @@ class AsyncLocalLink:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
 
-    async def attach(self, settings: Settings) -> None:
+    async def attach(self, settings: ClientSettings) -> None:
         """Connect and map what the daemon gives. Raises Unavailable."""
         try:
             async with asyncio.timeout(settings.timeout.connect_s):
@@ -85,16 +105,19 @@ class AsyncLocalLink:
         self.attachment = await asyncio.to_thread(attachment_of, answer)
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
+        """Start a call; return its ticket."""
         number, data = self._protocol.request(call, request)
         self._deadlines[number] = self._loop.time() + timeout_s + self._grace_s
         self._transmit(data)
         return number
 
     def post(self, call: str, request: Any, is_hint: bool) -> None:
+        """Send a request without an answer; a hint only where that needs no waiting."""
         if not (is_hint and self._unsent):
             self._transmit(self._protocol.request(call, request, no_reply=True)[1])
 
     async def receive(self, ticket: int) -> Answer:
+        """Wait for the next message of a call. Raises KvtierError."""
         try:
             while (answer := self._protocol.take(ticket)) is None:
                 if self._problem is not None:
@@ -108,15 +131,18 @@ class AsyncLocalLink:
                 self._deadlines.pop(ticket, None)
 
     def forget(self, ticket: int) -> None:
+        """Stop listening to a call."""
         self._protocol.forget(ticket)
         self._deadlines.pop(ticket, None)
         self._wake(self._waiting.get(ticket))
         self._give_back()
 
     async def close(self) -> None:
+        """End the connection. Idempotent."""
         self._break(Unavailable("the client was closed during the call", reason=CONNECTION_LOST))
 
     def abandon(self) -> None:
+        """Close this process's end and send nothing."""
         self.closed = True  # the loop is the parent's: what it watches must not change
         self._socket.close()
         self._protocol.close()
@@ -194,7 +220,7 @@ class AsyncLocalLink:
             self._wake(future)
 
 
-def _ask(settings: Settings) -> str:
+def _ask(settings: ClientSettings) -> str:
     from .remote import local_socket_path
 
     return local_socket_path(settings)

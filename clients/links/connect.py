@@ -10,14 +10,14 @@ from collections.abc import Callable
 from ...v1.addresses import unix_path
 from ...v1.diagnosis import diagnose_address, diagnose_socket
 from ..errors import NOT_RUNNING, Unavailable, from_diagnosis
-from ..operations.base import Settings
+from ..operations.base import ClientSettings
 from .link import Link, LocalLink
 
 UNIX = "unix:"
 LOCAL_SUFFIX = ".local"
 
 
-def open_link(settings: Settings) -> Link:
+def open_link(settings: ClientSettings) -> Link:
     """Connect. Raises Unavailable when no daemon listens, PermissionDenied when its socket is closed."""
     path = local_path(settings, _ask)
     if path is None:
@@ -27,7 +27,7 @@ def open_link(settings: Settings) -> Link:
     return LocalLink(path, settings.name, settings.domain, settings.limits, settings.timeout)
 
 
-def local_path(settings: Settings, ask: Callable[[Settings], str]) -> str | None:
+def local_path(settings: ClientSettings, ask: Callable[[ClientSettings], str]) -> str | None:
     """Return the path of the local channel's socket, None when gRPC is to be used.
 
     `ask` calls GetServerInfo. Raises Unavailable when no daemon listens at the target, PermissionDenied when
@@ -57,7 +57,7 @@ def local_path(settings: Settings, ask: Callable[[Settings], str]) -> str | None
     return named or None
 
 
-def _ask(settings: Settings) -> str:
+def _ask(settings: ClientSettings) -> str:
     from .remote import local_socket_path
 
     return local_socket_path(settings)

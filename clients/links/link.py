@@ -1,8 +1,8 @@
 """Links for the blocking client: one connection each, over the local channel or over gRPC (remote.py).
 
-A call whose answer does not come within deadline and grace closes the connection: the daemon then gives
-back everything the client held, and the staging extent, which a late copy may still read, is never
-used again (invariant 6: timeouts quarantine memory).
+A call without an answer within deadline and grace closes the connection: the daemon then gives back
+everything the client held, and the staging extent, which a late copy may still read, is never used again
+(invariant 6: timeouts quarantine memory).
 """
 
 import os
@@ -82,17 +82,20 @@ class LocalLink:
             raise
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
+        """Start a call; return its ticket."""
         number, data = self._protocol.request(call, request)
         self._deadlines[number] = time.monotonic() + timeout_s + self._grace_s
         self._transmit(data, timeout_s + self._grace_s)
         return number
 
     def post(self, call: str, request: Any, is_hint: bool) -> None:
+        """Send a request without an answer; a hint only where that needs no waiting."""
         if is_hint and not select.select((), (self._socket,), (), 0)[1]:
             return
         self._transmit(self._protocol.request(call, request, no_reply=True)[1], self._grace_s)
 
     def receive(self, ticket: int) -> Answer:
+        """Wait for the next message of a call. Raises KvtierError."""
         num_late_reads = 0
         try:
             while True:
@@ -110,16 +113,19 @@ class LocalLink:
                 self._deadlines.pop(ticket, None)
 
     def forget(self, ticket: int) -> None:
+        """Stop listening to a call."""
         self._protocol.forget(ticket)
         self._deadlines.pop(ticket, None)
         self._give_back()
 
     def close(self) -> None:
+        """End the connection. Idempotent."""
         self.closed = True
         self._socket.close()
         self._protocol.close()
 
     def abandon(self) -> None:
+        """Close this process's end and send nothing."""
         self.close()  # the parent's end stays open
 
     def _transmit(self, data: bytes, timeout_s: float) -> None:

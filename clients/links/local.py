@@ -85,8 +85,11 @@ class LocalProtocol:
         return number, encode(traced(frame, context) if context else frame)
 
     def feed(self, data: bytes, descriptors: list[int]) -> None:
-        """Take in what arrived. Raises Unavailable for bytes that are no frames, and for frames that answer
-        no call; the connection is then to be closed."""
+        """Take in what arrived.
+
+        Raises Unavailable for bytes that are no frames, and for frames that answer no call; the connection is
+        then to be closed.
+        """
         self._descriptors.extend(descriptors)
         try:
             frames = self._decoder.feed(data)
@@ -103,8 +106,10 @@ class LocalProtocol:
             raise broken_answer("file descriptors that belong to no answer")
 
     def take(self, number: int) -> Answer | None:
-        """Return the next answer to a call; None when it has not arrived. Raises what the daemon raised, and
-        Unavailable for an answer that cannot be read."""
+        """Return the next answer to a call; None when it has not arrived.
+
+        Raises what the daemon raised, and Unavailable for an answer that cannot be read.
+        """
         waiting = self._answers.get(number)
         if not waiting:
             return None
@@ -195,8 +200,10 @@ def _parsed(kind: Any, payload: bytes) -> Any:
 
 
 def attachment_of(answer: Answer) -> Attachment:
-    """Map what Attach brought: the staging extent and the index. Raises Unavailable when they do not
-    fit this version of the client."""
+    """Map what Attach brought: the staging extent and the index.
+
+    Raises Unavailable when they do not fit this version of the client.
+    """
     message = answer.message
     staging, index = answer.memory
     extents = ExtentTable(message.extent_bytes)

@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..memory.extents import ExtentTable
 from ..operations.answers import server_info
-from ..operations.base import Settings
+from ..operations.base import ClientSettings
 from ..operations.effects import Answer, Attachment
 from ..options import service_config
 from .tracing import trace_metadata
@@ -40,7 +40,7 @@ _MIN_PERIOD_S, _MAX_PERIOD_S = 0.05, 3600.0  # of keep-alives, whatever TTL the 
 _abandoned: list[grpc.Channel] = []  # of the parent process; closing one here would wait for its threads
 
 
-def channel_options(settings: Settings) -> list[tuple[str, Any]]:
+def channel_options(settings: ClientSettings) -> list[tuple[str, Any]]:
     """Return the options of the gRPC channel."""
     return [
         ("grpc.service_config", service_config(settings.retry)),
@@ -52,7 +52,7 @@ def channel_options(settings: Settings) -> list[tuple[str, Any]]:
     ]
 
 
-def connect(settings: Settings) -> grpc.Channel:
+def connect(settings: ClientSettings) -> grpc.Channel:
     """Return a channel, with what the environment says to show. Raises InvalidRequest."""
     try:
         return open_channel(settings.target, channel_options(settings))
@@ -67,9 +67,12 @@ def problem_of(error: grpc.RpcError) -> KvtierError:
     return from_status(code, error.details() or "", dict(tuple(trailing)))
 
 
-def connect_problem(error: grpc.RpcError, settings: Settings) -> KvtierError:
-    """Return the client's exception for a gRPC one that ended the making of a connection: what gRPC calls an
-    outage is looked at once more (v1/diagnosis.py), for at most the time that connecting may take."""
+def connect_problem(error: grpc.RpcError, settings: ClientSettings) -> KvtierError:
+    """Return the client's exception for a gRPC one that ended the making of a connection.
+
+    What gRPC calls an outage is looked at once more (v1/diagnosis.py), for at most the time that connecting
+    may take.
+    """
     trailing: Any = error.trailing_metadata() or ()
     code: int = error.code().value[0]
     if DETAIL_KEY not in dict(tuple(trailing)):
@@ -85,7 +88,7 @@ def remote_attachment(info: pb.GetServerInfoResponse, client: pb.OpenClientRespo
     return Attachment(server_info(info, "grpc"), client.client_id, False, ExtentTable(0))
 
 
-def open_request(settings: Settings) -> pb.OpenClientRequest:
+def open_request(settings: ClientSettings) -> pb.OpenClientRequest:
     """Return the message that makes this client known."""
     return pb.OpenClientRequest(request_id=uuid.uuid4().hex, name=settings.name)
 
@@ -100,7 +103,7 @@ class GrpcLink:
 
     attachment: Attachment
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         """Connect and open. Raises Unavailable."""
         self.closed = False
         self._grace_s = settings.timeout.grace_s
@@ -126,6 +129,7 @@ class GrpcLink:
             ).start()
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
+        """Start a call; return its ticket."""
         ticket = next(self._tickets)
         start = getattr(self._stub, call)
         timeout_s += self._grace_s
@@ -134,6 +138,7 @@ class GrpcLink:
         return ticket
 
     def receive(self, ticket: int) -> Answer:
+        """Wait for the next message of a call. Raises KvtierError."""
         name, call = self._calls[ticket]
         try:
             if name not in STREAMS:
@@ -153,16 +158,19 @@ class GrpcLink:
             raise problem_of(error) from None
 
     def post(self, call: str, request: Any, is_hint: bool) -> None:
+        """Send a request and read no answer."""
         getattr(self._stub, call).future(
             request, timeout=self._grace_s
         )  # best effort: the result is not read
 
     def forget(self, ticket: int) -> None:
+        """Cancel a call."""
         _, call = self._calls.pop(ticket, (None, None))
         if call is not None:
             call.cancel()
 
     def close(self) -> None:
+        """Close the client at the daemon, then the channel. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -176,6 +184,7 @@ class GrpcLink:
         self._channel.close()
 
     def abandon(self) -> None:
+        """Leave the channel to the parent process."""
         self.closed = True
         self._stop.set()
         _abandoned.append(self._channel)
@@ -189,7 +198,7 @@ class GrpcLink:
                 continue  # the next call finds out and says so
 
 
-def local_socket_path(settings: Settings) -> str:
+def local_socket_path(settings: ClientSettings) -> str:
     """Ask the daemon where its local channel is; empty when it has none. Raises Unavailable."""
     with connect(settings) as channel:
         try:

@@ -13,7 +13,7 @@ from ...v1 import kvcache_pb2 as pb
 from ...v1.channels import open_aio_channel
 from ...v1.kvcache_pb2_grpc import KVCacheServiceStub
 from ..errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer
-from ..operations.base import Settings
+from ..operations.base import ClientSettings
 from ..operations.effects import Answer, Attachment
 from .remote import (
     STREAMS,
@@ -34,7 +34,7 @@ class AsyncGrpcLink:
 
     attachment: Attachment
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self.closed = False
         self._grace_s = settings.timeout.grace_s
         self._tickets = itertools.count(1)
@@ -47,7 +47,7 @@ class AsyncGrpcLink:
             raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
         self._stub: Any = KVCacheServiceStub(self._channel)
 
-    async def attach(self, settings: Settings) -> None:
+    async def attach(self, settings: ClientSettings) -> None:
         """Open the client. Raises Unavailable."""
         timeout_s = settings.timeout.connect_s
         try:
@@ -60,6 +60,7 @@ class AsyncGrpcLink:
             self._keeper = asyncio.create_task(self._keep_alive(period_s))
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
+        """Start a call; return its ticket."""
         ticket = next(self._tickets)
         begin, timeout_s = getattr(self._stub, call), timeout_s + self._grace_s
         if call == "Put":
@@ -68,6 +69,7 @@ class AsyncGrpcLink:
         return ticket
 
     async def receive(self, ticket: int) -> Answer:
+        """Wait for the next message of a call. Raises KvtierError."""
         name, call = self._calls[ticket]
         try:
             if name not in STREAMS:
@@ -93,16 +95,19 @@ class AsyncGrpcLink:
             raise Unavailable("another task has ended this call", reason=CONNECTION_LOST) from None
 
     def post(self, call: str, request: Any, is_hint: bool) -> None:
+        """Send a request and read no answer."""
         posted = asyncio.ensure_future(self._deliver(call, request))
         self._posts.add(posted)
         posted.add_done_callback(self._posts.discard)
 
     def forget(self, ticket: int) -> None:
+        """Cancel a call."""
         _, call = self._calls.pop(ticket, (None, None))
         if call is not None:
             call.cancel()
 
     async def close(self) -> None:
+        """Close the client at the daemon, then the channel. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -119,6 +124,7 @@ class AsyncGrpcLink:
         await self._channel.close()
 
     def abandon(self) -> None:
+        """Leave the channel to the parent process."""
         self.closed = True
         _abandoned.append(self)
 

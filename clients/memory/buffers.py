@@ -29,8 +29,10 @@ class Span(NamedTuple):
 
 
 def target_span(buffer: Any) -> Span:
-    """Return the writable memory of `buffer`. Raises InvalidRequest when it is not contiguous, not
-    writable, or not in host memory."""
+    """Return the writable memory of `buffer`.
+
+    Raises InvalidRequest when it is not contiguous, not writable, or not in host memory.
+    """
     if type(buffer) is np.ndarray:
         if not buffer.flags.c_contiguous or not buffer.flags.writeable:
             raise InvalidRequest("`into` must be writable and contiguous; use np.ascontiguousarray")
@@ -48,8 +50,10 @@ def target_span(buffer: Any) -> Span:
 
 
 def source_span(buffer: Any) -> Span:
-    """Return the readable memory of `buffer`. Raises InvalidRequest when it is not contiguous or not
-    in host memory."""
+    """Return the readable memory of `buffer`.
+
+    Raises InvalidRequest when it is not contiguous or not in host memory.
+    """
     if hasattr(buffer, "data_ptr"):
         return _tensor_span(buffer)
     array = getattr(buffer, "array", None)
@@ -92,8 +96,11 @@ class Blocks:
     def targets(
         self, fragment_offsets: Sequence[int], fragment_bytes: Sequence[int]
     ) -> npt.NDArray[np.int64]:
-        """Return where fragments go, shape (blocks, groups, pieces of one fragment). Raises InvalidRequest
-        when a fragment is not a whole number of pieces, or fragments differ in how many they are."""
+        """Return where fragments go, shape (blocks, groups, pieces of one fragment).
+
+        Raises InvalidRequest when a fragment is not a whole number of pieces, or fragments differ in how many
+        they are.
+        """
         num_blocks, num_pieces = self.addresses.shape
         if num_pieces == 1:
             targets = self.addresses + np.array(fragment_offsets, np.int64)
@@ -121,8 +128,10 @@ class Blocks:
 
 
 def blocks_of(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -> Blocks:
-    """Return where blocks are: `data` is one buffer that holds them back to back, a list or tuple of one
-    buffer per block, or Pieces. Raises InvalidRequest naming the sizes."""
+    """Return where blocks are. Raises InvalidRequest naming the sizes.
+
+    `data` is one buffer that holds them back to back, a list or tuple of one buffer per block, or Pieces.
+    """
     if isinstance(data, Pieces):
         return _blocks_in_pieces(data, num_blocks, block_bytes)
     span_of = target_span if writable else source_span

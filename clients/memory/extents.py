@@ -34,8 +34,10 @@ _ONE, _HALF, _LOW_WORD = np.uint64(1), np.uint64(32), np.uint64(0xFFFF_FFFF)
 
 
 class Extent:
-    """One mapped extent of `data_bytes` and the headers behind them (layout: v1/shm.py). Raises Unavailable
-    when `memory` is too short."""
+    """One mapped extent of `data_bytes` and the headers behind them (layout: v1/shm.py).
+
+    Raises Unavailable when `memory` is too short.
+    """
 
     __slots__ = ("address", "data", "data_bytes", "header_bytes", "headers")
 
@@ -84,8 +86,10 @@ class ExtentTable:
         self.mapped.setdefault(number, memory)
 
     def add_all(self, numbers: Sequence[int], memory: Sequence[Memory]) -> None:
-        """Map many extents; takes ownership of all file descriptors. Raises Overloaded when there is no room
-        for one; those before it are mapped."""
+        """Map many extents; takes ownership of all file descriptors.
+
+        Raises Overloaded when there is no room for one; those before it are mapped.
+        """
         waiting = deque(zip(numbers, memory, strict=True))
         try:
             while waiting:
@@ -112,10 +116,10 @@ class ExtentTable:
         return right, headers, addresses
 
     def copy(self, wanted: Wanted, targets: I64) -> npt.NDArray[np.bool_]:
-        """Copy fragments to the addresses `targets`, shape (fragments,) or, for fragments that go to
-        equally long pieces, (fragments, pieces); return which ones are proven right.
+        """Copy fragments to the addresses `targets`; return which ones are proven right.
 
-        Headers are compared before the copy and once more after it. Memory at the target of a
+        `targets` has shape (fragments,) or, for fragments that go to pieces of equal length, (fragments,
+        pieces). Headers are compared before the copy and once more after it. Memory at the target of a
         fragment that is not right is undefined.
         """
         right, before, sources = self.check(wanted)
@@ -162,9 +166,11 @@ class ExtentTable:
 
 
 def map_memory(memory: Memory, *, writable: bool = False) -> U8:
-    """Return `memory` as an array of bytes. A file descriptor is mapped shared and prefaulted, then
-    closed: the mapping keeps the memory. Raises Overloaded when this process has no room for it, Unavailable
-    when the descriptor is of no memory."""
+    """Return `memory` as an array of bytes.
+
+    A file descriptor is mapped shared and prefaulted, then closed: the mapping keeps the memory. Raises
+    Overloaded when this process has no room for it, Unavailable when the descriptor is of no memory.
+    """
     if isinstance(memory, np.ndarray):
         return memory
     assert isinstance(memory, int)

@@ -116,15 +116,19 @@ class Fragment:
 
     @property
     def view(self) -> memoryview:
-        """The bytes in place, read-only. Ends with the lease, and so must everything made from it: releasing
-        the lease raises PreconditionFailed (VIEWS_IN_USE) otherwise. Raises NotFound when the lease has
-        ended."""
+        """The bytes in place, read-only.
+
+        Ends with the lease, and so must everything made from it: releasing the lease raises
+        PreconditionFailed (VIEWS_IN_USE) otherwise. Raises NotFound when the lease has ended.
+        """
         return self._source.readable(self.block, self.group).view()
 
     def copy(self, into: Any = None) -> Any:
-        """Copy the bytes to `into`, a writable contiguous buffer, array or tensor; return it. None makes a
-        uint8 array. The copy is the caller's own. Raises NotFound when the lease has ended,
-        InvalidRequest."""
+        """Copy the bytes to `into`, a writable contiguous buffer, array or tensor; return it.
+
+        None makes a uint8 array. The copy is the caller's own. Raises NotFound when the lease has ended,
+        InvalidRequest.
+        """
         readable = self._source.readable(self.block, self.group)
         into = np.empty(readable.num_bytes, np.uint8) if into is None else into
         target = target_span(into)
@@ -137,8 +141,10 @@ class Fragment:
         return into
 
     def tensor(self, dtype: Any = None) -> Any:
-        """Return a copy as a one-dimensional torch tensor on the CPU, of the namespace's dtype unless
-        `dtype` says otherwise. Raises NotFound when the lease has ended, InvalidRequest without torch."""
+        """Return a copy as a one-dimensional torch tensor on the CPU, by default of the namespace's dtype.
+
+        Raises NotFound when the lease has ended, InvalidRequest without torch.
+        """
         try:
             torch = importlib.import_module("torch")
         except ModuleNotFoundError:
@@ -157,8 +163,10 @@ class Fragment:
 
 
 def end_all(readables: dict[tuple[int, int], Readable]) -> tuple[str, str]:
-    """End all fragments; return what to say of those that are still read, and of those that may be: an
-    error, a warning, empty for none."""
+    """End all fragments; return an error for those still read, a warning for those that may be.
+
+    Both are texts, empty for none.
+    """
     held: dict[Hold, list[tuple[int, int]]] = {hold: [] for hold in Hold}
     for place, readable in readables.items():
         held[readable.end()].append(place)

@@ -62,8 +62,10 @@ class OneSidedReader:
     def read_block(
         self, namespace_id: int, prefix_hash: bytes, fragment_bytes: Sequence[int], address: int
     ) -> bool:
-        """Copy one block to `address`, fragments back to back. False when any doubt remains; the
-        target is then undefined."""
+        """Copy one block to `address`, fragments back to back.
+
+        False when any doubt remains; the target is then undefined.
+        """
         for group, length in enumerate(fragment_bytes):
             if not self._read_fragment(namespace_id, prefix_hash, group, length, address):
                 return False

@@ -53,7 +53,7 @@ def outcomes_of(packed: bytes, num_blocks: int) -> list[PutOutcome]:
         raise broken_answer(f"an outcome numbered {problem}") from None
 
 
-class Arrivals:
+class FragmentCounter:
     """Counts the bytes that a get, or a lease, still lacks of blocks `first_block` up to `num_blocks`.
 
     Only what has arrived as a whole counts, whatever number of blocks the daemon names.

@@ -30,7 +30,7 @@ _STALE = ("UNKNOWN_CLIENT", "UNKNOWN_NAMESPACE")  # the daemon was restarted, or
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ClientSettings:
     """What a client is told when it is made."""
 
     target: str
@@ -48,7 +48,7 @@ class Settings:
             instance(name, getattr(self, name), kind)
 
     @classmethod
-    def from_env(cls) -> "Settings":
+    def from_env(cls) -> "ClientSettings":
         """Read KVTIER_TARGET (or find the socket), KVTIER_NAME and KVTIER_DOMAIN."""
         return cls(
             target=default_target(os.environ),
@@ -60,7 +60,7 @@ class Settings:
 class Operations:
     """The simple calls, and the steps that all calls share."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count(1)
@@ -72,14 +72,18 @@ class Operations:
         return f"{self._prefix}-{next(self._numbers)}"
 
     def deadline(self, deadline_s: float | None) -> float:
-        """Return how long a call may take, in seconds. One whose time is over takes what is there at once:
-        nothing at all would mean the daemon's own limit."""
+        """Return how long a call may take, in seconds, at least a millisecond.
+
+        Zero on the wire would mean the daemon's own limit; a call that is late already takes what is there.
+        """
         wanted_s = self.settings.timeout.call_s if deadline_s is None else number("deadline_s", deadline_s)
         return min(max(wanted_s, _LEAST_S), _DAY_S)
 
     def should_repeat(self, problem: KvtierError, attempt: int) -> bool:
-        """Whether a call that failed in attempt number `attempt` (from 1) is made once more, on a new
-        connection. Silence is never tried again: the caller's time is spent."""
+        """Return whether a call that failed in attempt number `attempt`, from 1, is made once more.
+
+        It is made on a new connection. Silence is never tried again: the caller's time is spent.
+        """
         if attempt >= self.settings.retry.num_attempts:
             return False
         return problem.reason == CONNECTION_LOST or problem.reason in _STALE
@@ -135,12 +139,14 @@ class Operations:
     # ------------------------------------------------------------------------------ simple calls
 
     def info(self) -> Operation[ServerInfo]:
+        """Return version and limits of the daemon."""
         attachment: Attachment = yield Attach()
         return attachment.info
 
     def register(
         self, identity: NamespaceIdentity, prefill: PrefillSpeed | None = None
     ) -> Operation[Namespace]:
+        """Return the namespace of an identity; see Client.register."""
         domain = self.settings.domain
         instance("identity", identity, NamespaceIdentity)
         if prefill is not None:
@@ -165,6 +171,7 @@ class Operations:
         return namespace
 
     def lookup(self, namespace: Namespace, hashes: Any) -> Operation[Lookup]:
+        """Return how much of a chain is stored."""
         attachment, namespace_id = yield from self.begin(namespace)
         packed = self.chain(attachment, hashes)
         if not packed:
@@ -182,6 +189,7 @@ class Operations:
         )
 
     def pin(self, namespace: Namespace, hashes: Any, ttl_s: float, floor: Tier) -> Operation[tuple[int, int]]:
+        """Pin the stored prefix; return the id of the pin and the number of blocks."""
         attachment, namespace_id = yield from self.begin(namespace)
         request = kvcache_pb2.PinRequest(
             request_id=self.request_id(),
@@ -195,6 +203,7 @@ class Operations:
         return response.pin_id, num_blocks_of(response, len(request.prefix_hashes) // HASH_BYTES)
 
     def unpin(self, pin_id: int) -> Operation[None]:
+        """End a pin."""
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.UnpinRequest(pin_id=pin_id)
         yield from self.call(attachment, "Unpin", request, self.deadline(None))
@@ -202,6 +211,7 @@ class Operations:
     def prefetch(
         self, namespace: Namespace, hashes: Any, target: Tier, deadline_s: float | None
     ) -> Operation[Prefetch]:
+        """Promote the stored prefix to `target`."""
         attachment, namespace_id = yield from self.begin(namespace)
         request = kvcache_pb2.PrefetchRequest(
             client_id=attachment.client_id,
@@ -222,6 +232,7 @@ class Operations:
         back_in_s: float | None = None,
         num_decoded_tokens: int = 0,
     ) -> Operation[None]:
+        """Create a session or change it; see Session.update."""
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.UpdateSessionRequest(
             client_id=attachment.client_id,
@@ -234,6 +245,7 @@ class Operations:
         yield from self.call(attachment, "UpdateSession", request, self.deadline(None))
 
     def fork_session(self, session_id: str, new_session_id: str) -> Operation[int]:
+        """Make a session that holds the blocks of another one; return how many."""
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.ForkSessionRequest(
             client_id=attachment.client_id,
@@ -244,6 +256,7 @@ class Operations:
         return int(response.num_blocks)
 
     def end_session(self, session_id: str, archive: bool) -> Operation[int]:
+        """End a session; return how many blocks are being archived."""
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.EndSessionRequest(
             client_id=attachment.client_id, session_id=text("session_id", session_id), archive=bool(archive)
@@ -287,8 +300,11 @@ def only_answer(ticket: int) -> Operation[Answer]:
 
 
 def milliseconds(name: str, value: float | None, least: float = float("-inf")) -> int:
-    """Return a duration in seconds as it travels, None as 0; anything above zero is at least 1, and a century
-    stands for ever. Raises InvalidRequest for what is no number of at least `least`."""
+    """Return a duration in seconds as it travels: in milliseconds, None as 0.
+
+    Anything above zero is at least 1, and a century stands for ever. Raises InvalidRequest for what is no
+    number of at least `least`.
+    """
     seconds = 0.0 if value is None else number(name, value, least)
     return max(1, round(min(seconds, _CENTURY_S) * 1000)) if seconds > 0 else 0
 

@@ -76,8 +76,10 @@ class CodedReader:
         return bool(message.offset + len(message.chunk) >= message.encoded.length)
 
     def decode(self, group: int, target: npt.NDArray[np.int64]) -> bool:
-        """Fill the pieces at `target` (addresses) from what was collected; False when that is not what its
-        checksum says, and the pieces are then undefined. Releases the GIL."""
+        """Fill the pieces at `target` (addresses) from what was collected. Releases the GIL.
+
+        Returns False when that is not what its checksum says; the pieces are then undefined.
+        """
         streaming = _streaming()
         announced, stored = self._announced, self._stored
         if streaming is None or len(stored) != announced.length:

@@ -46,8 +46,10 @@ class Exported(NamedTuple):
 
 
 class Exporter(Protocol):
-    """How this process's device memory and events become handles. CudaExporter (direct_cuda.py) is the one
-    for GPUs; its events are torch's."""
+    """How this process's device memory and events become handles.
+
+    CudaExporter (direct_cuda.py) is the one for GPUs; its events are torch's.
+    """
 
     device_uuid: str
 
@@ -76,8 +78,10 @@ class LayerGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PagesReport:
-    """What a get brought: blocks `first_block` to `num_blocks` of the chain are in their pages. Nothing else
-    that the get named is worth reading."""
+    """What a get brought: blocks `first_block` to `num_blocks` of the chain are in their pages.
+
+    Nothing else that the get named is worth reading.
+    """
 
     num_blocks: int
     first_block: int
@@ -87,7 +91,7 @@ class PagesReport:
 
     @property
     def num_loaded(self) -> int:
-        """Blocks whose bytes are in the pages."""
+        """Number of blocks that are in the pages."""
         return max(0, self.num_blocks - self.first_block)
 
 
@@ -371,8 +375,10 @@ class DeliveryState:
         return self.report
 
     def cancel(self) -> Operation[None]:
-        """Give up; returns when the daemon has let go of the pages. Idempotent. Never raises for a daemon
-        that is gone: the next registration waits for what it may still be doing."""
+        """Give up; returns when the daemon has let go of the pages. Idempotent.
+
+        Never raises for a daemon that is gone: the next registration waits for what it may still be doing.
+        """
         attachment = self._attachment
         if self.report is not None or attachment is None:
             return

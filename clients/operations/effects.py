@@ -122,7 +122,7 @@ class Attachment:
     reader: OneSidedReader | None = None  # None: no shared index, or this machine's memory order is too weak
     namespace_ids: dict[bytes, int] = field(default_factory=dict)  # by serialized identity
     touches: Touches = field(default_factory=Touches)
-    #: (ticket, staging offset) of commits whose put was cancelled: the daemon may still read there.
+    #: (ticket, staging offset) of commits of puts that were cancelled: the daemon may still read there.
     unsettled: deque[tuple[int, int]] = field(default_factory=deque)
     #: How fragments travel where there is no shared memory; see coded.py.
     streams: StreamCodecs = field(default_factory=StreamCodecs)

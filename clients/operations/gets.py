@@ -27,7 +27,7 @@ from ..memory.extents import I64, Wanted
 from ..values.keys import pack
 from ..values.namespace import Namespace
 from ..values.types import GetReport, Retention
-from .answers import Arrivals, num_leading
+from .answers import FragmentCounter, num_leading
 from .base import Operations, milliseconds, only_answer
 from .coded import CodedReader, readable_codecs
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
@@ -126,8 +126,10 @@ def get(
 def get_one(
     attachment: Attachment, namespace: Namespace, name: bytes, into: Any, session: str, thread_bytes: int
 ) -> GetReport | None:
-    """Answer a get of one block from shared memory alone, without lock or generator, which takes the fewest
-    microseconds. None when that does not work, or the block has `thread_bytes` or more."""
+    """Answer a get of one block from shared memory alone, without lock or generator.
+
+    That takes the fewest microseconds. None when it does not work, or the block has `thread_bytes` or more.
+    """
     reader = attachment.reader
     if reader is None or namespace.__class__ is not Namespace or session.__class__ is not str:
         return None  # what is wrong is said where there is time
@@ -168,14 +170,18 @@ def release(attachment: Attachment, lease_id: int) -> Operation[None]:
     yield Post("Release", request)
 
 
-def wanted_of(chain: Chain, arrivals: Arrivals, ready: kvcache_pb2.Fragments) -> tuple[Wanted, I64, I64]:
-    """Return what the fragments of an answer must look like in memory, their rows in `arrivals`, and their
-    layer groups. Raises Unavailable for fragments that were not asked for."""
+def wanted_of(
+    chain: Chain, counter: FragmentCounter, ready: kvcache_pb2.Fragments
+) -> tuple[Wanted, I64, I64]:
+    """Return what the fragments of an answer must look like in memory, their rows, and their layer groups.
+
+    Rows are those of `counter`. Raises Unavailable for fragments that were not asked for.
+    """
     columns = (ready.block, ready.group, ready.extent, ready.offset, ready.length, ready.generation)
     if len(set(map(len, columns))) != 1:
         raise broken_answer("columns of different lengths")
     blocks, groups = np.array(ready.block, np.int64), np.array(ready.group, np.int64)
-    rows = arrivals.rows_of(blocks, groups)
+    rows = counter.rows_of(blocks, groups)
     fragment_bytes = chain.namespace.fragment_bytes
     lengths = np.array(fragment_bytes, np.uint64)[groups]
     slots = (
@@ -232,24 +238,24 @@ def _read_leased(
     request = chain.acquire_request(operations, attachment, first_block)
     ticket = yield from operations.send(attachment, "Acquire", request, chain.timeout_s)
     lease_id = 0
-    arrivals = Arrivals(first_block, chain.num_blocks, chain.namespace.fragment_bytes)
+    counter = FragmentCounter(first_block, chain.num_blocks, chain.namespace.fragment_bytes)
     try:
         while True:
             message = (yield Receive(ticket)).message
-            arrivals.count_answer()
+            counter.count_answer()
             lease_id = message.lease_id
             if message.ready.block:
-                wanted, rows, groups = wanted_of(chain, arrivals, message.ready)
+                wanted, rows, groups = wanted_of(chain, counter, message.ready)
                 extents = [extent_of(place) for place in wanted.places.tolist()]
                 yield from map_extents(operations, attachment, extents, chain.timeout_s)
                 copy = partial(attachment.extents.copy, wanted, targets[rows, groups])
                 right = yield Work(copy, int(wanted.lengths.sum()))
-                arrivals.add_all(rows, groups, right)  # a wrong one: its lease does not hold; a miss
+                counter.add_all(rows, groups, right)  # a wrong one: its lease does not hold; a miss
             if message.arriving_extents:  # takes milliseconds, and the device is busy reading meanwhile
                 with suppress(NotFound):
                     yield from map_extents(operations, attachment, message.arriving_extents, chain.timeout_s)
             if message.last:
-                return arrivals.end(message.num_blocks)
+                return counter.end(message.num_blocks)
     finally:
         with suppress(KvtierError):  # on a broken connection everything is released anyway
             yield Forget(ticket)
@@ -266,24 +272,24 @@ def _read_streamed(
     )
     ticket = yield from operations.send(attachment, "Get", request, chain.timeout_s)
     fragment_bytes = chain.namespace.fragment_bytes
-    arrivals = Arrivals(first_block, chain.num_blocks, fragment_bytes)
+    counter = FragmentCounter(first_block, chain.num_blocks, fragment_bytes)
     coded = CodedReader(chain.namespace.identity.geometry)
     try:
         while True:
             message = (yield Receive(ticket)).message
             if message.HasField("encoded"):
-                row, group = arrivals.chunk(message)
+                row, group = counter.chunk(message)
                 if coded.take(message):  # the last chunk of it
                     is_right = yield Work(
                         partial(coded.decode, group, targets[row, group]), fragment_bytes[group]
                     )
-                    arrivals.add(row, group, fragment_bytes[group] if is_right else 0)
+                    counter.add(row, group, fragment_bytes[group] if is_right else 0)
             elif message.chunk:
-                row, group = arrivals.chunk(message)
+                row, group = counter.chunk(message)
                 _scatter(targets[row, group], fragment_bytes[group], message.offset, message.chunk)
-                arrivals.add(row, group, len(message.chunk))
+                counter.add(row, group, len(message.chunk))
             if message.last:
-                return arrivals.end(message.num_blocks)
+                return counter.end(message.num_blocks)
     finally:
         with suppress(KvtierError):
             yield Forget(ticket)

@@ -24,7 +24,7 @@ from ..memory.fragments import Fragment, Readable, end_all
 from ..values.keys import pack
 from ..values.namespace import Namespace
 from ..values.types import Retention
-from .answers import Arrivals, num_blocks_of, tiers_of
+from .answers import FragmentCounter, num_blocks_of, tiers_of
 from .base import Operations, milliseconds
 from .effects import Attach, Attachment, Forget, Operation, Receive
 from .gets import Chain, check_first_block, map_extents, release, wanted_of
@@ -50,7 +50,7 @@ class LeaseState:
         self._operations = operations
         self._ticket = 0
         self._streamed: dict[tuple[int, int], U8] = {}  # gRPC: bytes of fragments not yet whole
-        self._arrivals = Arrivals(chain.first_block, chain.num_blocks, chain.namespace.fragment_bytes)
+        self._counter = FragmentCounter(chain.first_block, chain.num_blocks, chain.namespace.fragment_bytes)
         self._wanted: list[Wanted] = []  # what must still be in the slots; empty over gRPC
         self._fragments: dict[tuple[int, int], Readable] = {}
         self._fresh: list[Fragment] = []  # readable, not iterated yet
@@ -110,9 +110,11 @@ class LeaseState:
             )
 
     def close(self) -> Operation[None]:
-        """Release: views first, then the pin. Idempotent; never raises for a daemon that is gone. Raises
-        PreconditionFailed, with the lease released, when something made from a fragment is still
-        referenced."""
+        """Release: views first, then the pin. Idempotent; never raises for a daemon that is gone.
+
+        Raises PreconditionFailed, with the lease released, when something made from a fragment is still
+        referenced.
+        """
         if self.released:
             return
         self.released = True
@@ -139,8 +141,10 @@ class LeaseState:
         return self.chain.namespace.geometry.dtype
 
     def readable(self, block: int, group: int) -> Readable:
-        """Return where a fragment's bytes are. Raises NotFound when it has not arrived or the lease has "
-        "ended."""
+        """Return where a fragment's bytes are.
+
+        Raises NotFound when it has not arrived or the lease has " "ended.
+        """
         place = whole("block", block), whole("group", group)
         found = None if self.released else self._fragments.get(place)
         if found is None:
@@ -177,7 +181,7 @@ class LeaseState:
 
     def _receive_pins(self) -> Operation[None]:
         message = (yield Receive(self._ticket)).message
-        self._arrivals.count_answer()
+        self._counter.count_answer()
         if message.tiers:
             self.tiers = tiers_of(message.tiers)
         if message.num_stored:  # also where nothing of it could be pinned
@@ -189,14 +193,14 @@ class LeaseState:
             if message.ready.block:
                 yield from self._add(message.ready)
             if message.last:
-                self.num_blocks = self._arrivals.end(self.num_blocks)
+                self.num_blocks = self._counter.end(self.num_blocks)
 
     def _add(self, ready: kvcache_pb2.Fragments) -> Operation[None]:
-        wanted, rows, groups = wanted_of(self.chain, self._arrivals, ready)
+        wanted, rows, groups = wanted_of(self.chain, self._counter, ready)
         numbers = [extent_of(place) for place in wanted.places.tolist()]
         yield from map_extents(self._operations, self.attachment, numbers, self.chain.timeout_s)
         right, headers, _ = self.attachment.extents.check(wanted)
-        self._arrivals.add_all(rows, groups, right)
+        self._counter.add_all(rows, groups, right)
         self._wanted.append(wanted)
         if not right.all():  # a lease that does not hold: whatever the reason, a miss
             self.num_blocks = min(self.num_blocks, self.chain.first_block + int(rows[~right].min()))
@@ -209,16 +213,16 @@ class LeaseState:
     def _receive_chunk(self) -> Operation[None]:
         message = (yield Receive(self._ticket)).message
         if message.chunk:
-            row, group = self._arrivals.chunk(message)
+            row, group = self._counter.chunk(message)
             key = (message.block, group)
             length = self.chain.namespace.fragment_bytes[group]
             target = self._streamed.setdefault(key, np.empty(length, np.uint8))
             copy_bytes(address_of(target) + message.offset, message.chunk, len(message.chunk))
-            if self._arrivals.add(row, group, len(message.chunk)):
+            if self._counter.add(row, group, len(message.chunk)):
                 self._arrived(*key, self._streamed.pop(key)[:])
         if message.last:
             self.finished = True
-            self.num_blocks = self._arrivals.end(min(self.num_blocks, message.num_blocks))
+            self.num_blocks = self._counter.end(min(self.num_blocks, message.num_blocks))
 
     def _arrived(self, block: int, group: int, memory: U8) -> None:
         self._fragments[block, group] = Readable(memory)

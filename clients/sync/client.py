@@ -11,7 +11,7 @@ from ...v1.addresses import default_target
 from ...v1.types import NamespaceIdentity, Tier, Urgency
 from ..memory.staging import StagingBuffer
 from ..operations import gets, leases, puts
-from ..operations.base import Settings
+from ..operations.base import ClientSettings
 from ..operations.direct import Exporter, pages_state
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import only_hash
@@ -41,12 +41,12 @@ class Client(Driver):
         shared_memory: bool | None = None,
     ) -> None:
         target = target or default_target(os.environ)
-        self._set_up(Settings(target, name, domain, timeout, retry, limits, shared_memory))
+        self._set_up(ClientSettings(target, name, domain, timeout, retry, limits, shared_memory))
 
     @classmethod
     def from_env(cls) -> "Client":
         """Make a client from KVTIER_TARGET, KVTIER_NAME and KVTIER_DOMAIN."""
-        settings = Settings.from_env()
+        settings = ClientSettings.from_env()
         return cls(settings.target, name=settings.name, domain=settings.domain)
 
     # ------------------------------------------------------------------------------------- calls

@@ -16,7 +16,7 @@ from ..errors import BROKEN_ANSWER, CONNECTION_LOST, KvtierError, Unavailable
 from ..links.connect import open_link
 from ..links.forks import reset_after_fork
 from ..links.link import Link
-from ..operations.base import Operations, Settings
+from ..operations.base import ClientSettings, Operations
 from ..operations.effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 
 T = TypeVar("T")
@@ -27,13 +27,13 @@ class Driver:
     """One connection, opened when it is needed, its lock, and the retry of calls on a new one."""
 
     @classmethod
-    def over(cls, open_link: Callable[[], Link], settings: Settings) -> Self:
+    def over(cls, open_link: Callable[[], Link], settings: ClientSettings) -> Self:
         """Make a client over another kind of link, e.g. FakeAppliance's."""
         client = cls.__new__(cls)
         client._set_up(settings, open_link)
         return client
 
-    def _set_up(self, settings: Settings, open_with: Callable[[], Link] | None = None) -> None:
+    def _set_up(self, settings: ClientSettings, open_with: Callable[[], Link] | None = None) -> None:
         self.operations = Operations(settings)
         self._open_link = open_with or partial(open_link, settings)
         self._link: Link | None = None

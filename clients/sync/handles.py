@@ -5,15 +5,12 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from ...v1.types import Tier, Urgency
 from ..errors import PreconditionFailed
 from ..memory.fragments import Fragment
 from ..operations.leases import LeaseState
-
-if TYPE_CHECKING:
-    from .client import Client
+from .driver import Driver
 
 
 class Lease:
@@ -23,7 +20,7 @@ class Lease:
     was made from them has to be gone before.
     """
 
-    def __init__(self, client: "Client", state: LeaseState) -> None:
+    def __init__(self, client: Driver, state: LeaseState) -> None:
         self._client = client
         self._state = state
 
@@ -75,8 +72,11 @@ class Lease:
         self._client.run(partial(self._state.extend, ttl_s), repeat=False)
 
     def release(self) -> None:
-        """End the lease. Idempotent. Raises PreconditionFailed (VIEWS_IN_USE), with the lease ended, when an
-        array or tensor made from a view is still referenced."""
+        """End the lease. Idempotent.
+
+        Raises PreconditionFailed (VIEWS_IN_USE), with the lease ended, when an array or tensor made from a
+        view is still referenced.
+        """
         self._end()
 
     def _end(self) -> None:
@@ -101,7 +101,7 @@ class Lease:
 class Pin:
     """A promise of the daemon to keep blocks. Ends with its `with` or its TTL, not with the client."""
 
-    def __init__(self, client: "Client", pin_id: int, num_blocks: int) -> None:
+    def __init__(self, client: Driver, pin_id: int, num_blocks: int) -> None:
         self._client = client
         self.pin_id = pin_id
         self.num_blocks = num_blocks
@@ -122,7 +122,7 @@ class Pin:
 class Session:
     """One conversation or agent run. Ends with its `with`."""
 
-    def __init__(self, client: "Client", session_id: str) -> None:
+    def __init__(self, client: Driver, session_id: str) -> None:
         self._client = client
         self.session_id = session_id
 

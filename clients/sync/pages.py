@@ -12,16 +12,14 @@ used while the daemon writes it, so every way out of a call waits for the daemon
 from collections.abc import Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...v1.types import Urgency
 from ..operations.direct import DeliveryState, LayerGroup, PagesReport, PagesState
 from ..operations.effects import Operation
 from ..values.namespace import Namespace
 from ..values.types import PutReport, Retention
-
-if TYPE_CHECKING:
-    from .client import Client
+from .driver import Driver
 
 
 class Delivery:
@@ -30,7 +28,7 @@ class Delivery:
     Ends with its `with`: what was not waited for is cancelled.
     """
 
-    def __init__(self, client: "Client", state: DeliveryState) -> None:
+    def __init__(self, client: Driver, state: DeliveryState) -> None:
         self._client = client
         self._state = state
 
@@ -56,10 +54,12 @@ class Delivery:
 
 
 class Pages:
-    """Paged KV tensors that the daemon fills and reads itself. Ends with its `with`, or with the
-    client."""
+    """Paged KV tensors that the daemon fills and reads itself.
 
-    def __init__(self, client: "Client", state: PagesState) -> None:
+    Ends with its `with`, or with the client.
+    """
+
+    def __init__(self, client: Driver, state: PagesState) -> None:
         self._client = client
         self._state = state
 
@@ -143,8 +143,11 @@ class Pages:
         retention: Sequence[Retention] = (),
         after: Any = None,
     ) -> PutReport:
-        """Store blocks from pages; returns when they are stored. The pages are read from now until then, but
-        not before `after`, one of `events`. The rest is as in Client.put."""
+        """Store blocks from pages; returns when they are stored.
+
+        The pages are read from now until then, but not before `after`, one of `events`. The rest is as in
+        Client.put.
+        """
         make = partial(
             self._state.put,
             namespace,
@@ -160,8 +163,10 @@ class Pages:
         return self._client.run(make)
 
     def settle(self) -> None:
-        """Return when no call that was never answered touches the pages any more. Raises KvtierError while
-        that is not known. Costs nothing as long as the connection stands."""
+        """Return when no call that was never answered touches the pages any more.
+
+        Raises KvtierError while that is not known. Costs nothing as long as the connection stands.
+        """
         self._client.run(partial(self._state.register, self._state.namespace))
 
     def unregister(self) -> None:

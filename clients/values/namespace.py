@@ -7,8 +7,11 @@ from .types import PrefillSpeed
 
 
 class Namespace:
-    """A registered namespace. Belongs to the client that registered it, which renews `id` when the
-    daemon was restarted; everything else never changes."""
+    """A registered namespace.
+
+    Belongs to the client that registered it, which renews `id` when the daemon was restarted; everything else
+    never changes.
+    """
 
     __slots__ = ("block_bytes", "digest", "fragment_bytes", "fragment_offsets", "id", "identity", "prefill")
 

@@ -49,8 +49,9 @@ class PrefillSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much the tokens from `first_token` to `end_token` of a chain are worth keeping. Raises
-    InvalidRequest when the priority is out of range or the range is empty.
+    """How much the tokens from `first_token` to `end_token` of a chain are worth keeping.
+
+    Raises InvalidRequest when the priority is out of range or the range is empty.
 
     Tokens count from the start of the chain, whatever part of it a call names. A block belongs to the last
     range given that contains its first token.
@@ -94,7 +95,7 @@ class PutReport:
 
     @property
     def num_stored(self) -> int:
-        """Blocks whose bytes were taken from this put."""
+        """Number of blocks with bytes that were taken from this put."""
         return self.outcomes.count(PutOutcome.STORED)
 
     @property
@@ -125,7 +126,7 @@ class GetReport:
 
     @property
     def num_loaded(self) -> int:
-        """Blocks whose bytes are in `data`."""
+        """Number of blocks that are in `data`."""
         return max(0, self.num_blocks - self.first_block)
 
 
