@@ -14,7 +14,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
 import click
@@ -161,7 +161,7 @@ def picture(snapshot: dict[str, Any], width: int) -> Group:
         Text(),
         _flows(snapshot["edges"]),
         Text(),
-        _sessions(snapshot["sessions"]["latest"][:8]),
+        _sessions(snapshot["sessions"]["latest"][:8], snapshot["totals"]["found"]),
         Text(),
         _decisions(snapshot["decisions"][:8], snapshot["uptime_s"]),
     )
@@ -255,18 +255,20 @@ def _flows(edges: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _sessions(sessions: list[dict[str, Any]]) -> Table:
+def _sessions(sessions: list[dict[str, Any]], tiers: Iterable[str]) -> Table:
+    """Return the sessions, and how many of their blocks are in each of these tiers."""
+    places = (*tiers, "gone")
     table = Table(box=None, pad_edge=False)
     table.add_column("session", no_wrap=True, max_width=28)
     table.add_column("urgency", no_wrap=True)
-    for name in ("hbm", "dram", "nvme", "gone", "hits", "read", "saved", "silent"):
+    for name in (*places, "hits", "read", "saved", "silent"):
         table.add_column(name, justify="right", no_wrap=True)
     for session in sessions:
         ratio = session["hit_ratio"]
         table.add_row(
             Text(session.get("name", f"#{session['number']}")),
             Text(session["urgency"], PARTS[session["urgency"]][1]),
-            *[f"{session['blocks'][tier]:,}" for tier in ("hbm", "dram", "nvme", "gone")],
+            *[f"{session['blocks'][tier]:,}" for tier in places],
             f"{ratio:.0%}" if ratio is not None else "–",
             about_bytes(session["read_bytes"]),
             about_duration(session["saved_s"]),

@@ -56,7 +56,7 @@ class DaemonView:
         self.loop_late = Histogram()
         self.telemetry = Telemetry(self.planner)
         self.census = Census(self.planner.catalog, self.planner.rooms, self.clock)
-        self.sampler = Sampler(self._look)
+        self.sampler = Sampler(self._look, self.planner.core.ladder.tiers)
         self.health = Health()
         #: Called with the state after it has changed, a second late at most.
         self.state_listeners: list[Callable[[str], None]] = []

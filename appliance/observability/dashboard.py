@@ -38,7 +38,7 @@ def _quantile(metric: str, by: str, fraction: float = 0.99) -> str:
     return f"histogram_quantile({fraction}, sum by (le, {by}) (rate({metric}_bucket{{@}}[$__rate_interval])))"
 
 
-FOUND = 'sum(rate(kvtier_lookup_blocks_total{@, outcome=~"hbm|dram|nvme"}[$__rate_interval]))'
+FOUND = 'sum(rate(kvtier_lookup_blocks_total{@, outcome!~"missed|declined"}[$__rate_interval]))'
 ASKED = "sum(rate(kvtier_asked_blocks_total{@}[$__rate_interval]))"
 STORED = 'sum by (codec) (rate(kvtier_codec_bytes_total{@, form="stored"}[$__rate_interval]))'
 RAW = 'sum by (codec) (rate(kvtier_codec_bytes_total{@, form="raw"}[$__rate_interval]))'

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from ... import __version__
-from ...tiers.block import Tier
 from ..config import COMMON
 from ..histogram import Histogram
 from ..transfer.lanes import EdgeStatistics
@@ -142,7 +141,7 @@ def asked(view: DaemonView) -> Pairs:
 def lookup_blocks(view: DaemonView) -> Pairs:
     """Return the blocks of lookups by where they were found, missed or declined."""
     total = view.telemetry.total
-    found = [((tier.label,), total.found[tier]) for tier in (Tier.HBM, Tier.DRAM, Tier.NVME)]
+    found = [((tier.label,), total.found[tier]) for tier in total.ladder.tiers]
     return [*found, (("missed",), total.num_missed), (("declined",), total.num_declined)]
 
 

@@ -20,11 +20,11 @@ LABELS = {
     "method": "rpcs of `proto/kvtier/v1`",
     "outcome": "named with the metric",
     "reason": "why a block leaves (words of `appliance/core`), or a reason of the error table",
-    "source": "`staging`, `hbm`, `dram`, `nvme`",
+    "source": "`staging`, names of tiers",
     "state": "`resident`, `reserved`, `condemned`",
-    "target": "`hbm`, `dram`, `nvme`",
+    "target": "names of tiers",
     "tenant": "domains of the tenants in the policy; `common:`, and `other:` for all others",
-    "tier": "`hbm`, `dram`, `nvme`",
+    "tier": "`hbm`, `dram`, the names of further memories in the settings, `nvme`",
     "transport": "`local`, `grpc`",
     "urgency": "`decoding`, `prefill`, `queued`, `waiting`, `idle`, `ended`; of bytes also `none`",
     "version": "the one that runs",
@@ -104,7 +104,7 @@ ASKED = (
     Metric("kvtier_asked_blocks_total", "counter", (), "Blocks that clients asked to read.",
            "The denominator of every hit ratio.", sources.asked),
     Metric("kvtier_lookup_blocks_total", "counter", ("outcome",),
-           "Asked blocks by where they were: `hbm`, `dram`, `nvme`, `missed`, or `declined` (stored, and "
+           "Asked blocks by where they were: the name of a tier, `missed`, or `declined` (stored, and "
            "computing is quicker or the client holds its share).",
            "Hit ratio, and which tier earns it.", sources.lookup_blocks,
            "the sum over `outcome` is `kvtier_asked_blocks_total`"),

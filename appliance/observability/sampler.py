@@ -5,11 +5,11 @@ Counters only grow, so a sample is the counters themselves; rates are difference
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ...tiers.block import STANDARD_TIERS, Tier
+from ...tiers.block import Tier
 
 INTERVAL_S = 1.0
 CAPACITY = 300
@@ -30,9 +30,10 @@ class Sample:
 
 
 class Sampler:
-    """Keeps the last CAPACITY samples. `look` makes one."""
+    """Keeps the last CAPACITY samples. `look` makes one, of these tiers."""
 
-    def __init__(self, look: Callable[[], Sample]) -> None:
+    def __init__(self, look: Callable[[], Sample], tiers: Sequence[Tier]) -> None:
+        self._tiers = tiers
         self.samples: deque[Sample] = deque(maxlen=CAPACITY)
         self._look = look
         self.num_taken = 0
@@ -69,14 +70,14 @@ class Sampler:
         samples = list(self.samples)[-last - 1 :]
         pairs = list(pairwise(samples))
         asked = [b.num_asked - a.num_asked for a, b in pairs]
-        found = [[b.found[t] - a.found[t] for a, b in pairs] for t in (Tier.HBM, Tier.DRAM, Tier.NVME)]
+        found = [[b.found[t] - a.found[t] for a, b in pairs] for t in self._tiers]
         tiers = samples[-1].used_bytes if samples else {}
         edges = samples[-1].edge_bytes if samples else {}
         return {
             "interval_s": INTERVAL_S,
             "at_s": [round(b.at_s, 3) for _, b in pairs],
             "asked": asked,
-            "found": {t.label: column for t, column in zip(STANDARD_TIERS, found, strict=False)},
+            "found": {t.label: column for t, column in zip(self._tiers, found, strict=True)},
             "missed": [b.num_missed - a.num_missed for a, b in pairs],
             "declined": [b.num_declined - a.num_declined for a, b in pairs],
             "hit_ratio": [

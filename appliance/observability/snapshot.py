@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from ... import __version__
-from ...tiers.block import Tier
+from ...tiers.ladder import Ladder
 from ..core.capacity.archiving import ARCHIVE
 from ..core.capacity.pressure import COPY_AHEAD, IDLE_COPY, SPILL
 from ..core.catalog.story import Decision
@@ -22,15 +22,18 @@ SCHEMA = 1
 MAX_DECISIONS = 40
 NAME_BYTES = 4  # of a block's hash: what `kvtier why block` needs at least
 
-LEAVING = {"evicted_hbm": "hbm", "evicted_dram": "dram"}
-SPILLING = {
-    f"{what}_{tier}": tier for what in (SPILL, COPY_AHEAD, IDLE_COPY, ARCHIVE) for tier in ("hbm", "dram")
-}
-OTHER = {
-    **dict.fromkeys(("prefetch", "prefetch_used", "prefetch_late", "prefetch_wasted"), "dram"),
-    **{f"condemned_{tier}": tier for tier in ("hbm", "dram", "nvme")},
-}
-WORDS = frozenset({*LEAVING, *SPILLING, *OTHER})
+#: Decisions about a block in a tier of memory, which the word ends with; and about one in the put tier.
+OF_MEMORY = ("evicted", SPILL, COPY_AHEAD, IDLE_COPY, ARCHIVE)
+PREFETCHED = ("prefetch", "prefetch_used", "prefetch_late", "prefetch_wasted")
+
+
+def tiers_of_decisions(ladder: Ladder) -> dict[str, str]:
+    """Return the name of the tier that each decision is about which is shown, by its word in the story."""
+    return {
+        **{f"{what}_{tier.label}": tier.label for what in OF_MEMORY for tier in ladder.memory_tiers},
+        **dict.fromkeys(PREFETCHED, ladder.put_tier.label),
+        **{f"condemned_{tier.label}": tier.label for tier in ladder.tiers},
+    }
 
 
 class Snapshots:
@@ -38,6 +41,8 @@ class Snapshots:
 
     def __init__(self, view: DaemonView) -> None:
         self._view = view
+        self._tier_of = tiers_of_decisions(view.planner.core.ladder)
+        self._words = frozenset(self._tier_of)
 
     def take(self, num_samples: int, with_names: bool) -> dict[str, Any]:
         """Return the appliance now, with the last `num_samples` samples of the past.
@@ -89,7 +94,7 @@ class Snapshots:
             "sessions": self._sessions(with_names),
             "decisions": [
                 self._decision(decision, with_names)
-                for decision in planner.story.decisions(WORDS, MAX_DECISIONS)
+                for decision in planner.story.decisions(self._words, MAX_DECISIONS)
             ],
             "history": view.sampler.series(num_samples),
         }
@@ -150,7 +155,7 @@ class Snapshots:
         entry = {
             "at_s": round(line.at - self._view.started_at, 3),
             "what": line.what,
-            "tier": (LEAVING | SPILLING | OTHER)[line.what],
+            "tier": self._tier_of[line.what],
             "num_blocks": decision.num_blocks,
             "why": line.why.partition("; price")[0],
             "price": number_or_none(verdict.price),
@@ -169,10 +174,9 @@ def number_or_none(value: float) -> float | None:
 
 def asked(statistics: UsageTotals) -> dict[str, Any]:
     """Return the statistics of a session, or of all of them. asked = found + missed + declined."""
-    tiers = (Tier.HBM, Tier.DRAM, Tier.NVME)
     return {
         "asked": statistics.num_asked,
-        "found": {tier.label: statistics.found[tier] for tier in tiers},
+        "found": {tier.label: statistics.found[tier] for tier in statistics.ladder.tiers},
         "missed": statistics.num_missed,
         "declined": statistics.num_declined,
         "hit_ratio": statistics.hit_ratio,

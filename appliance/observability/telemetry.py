@@ -3,10 +3,11 @@
 Told of every step of the appliance (the event, what the planner answered), so that no service has to remember
 to report and the core does not know of it. An asked block counts where it was when it was asked for:
 
-    asked = hbm + dram + nvme + missed + declined
+    asked = found in each tier of the ladder + missed + declined
 
 `declined` blocks are stored, and were not given: computing them is quicker, or the client holds its share.
-Blocks read one-sidedly are asked and found in dram; the client reports them later, with its next message.
+Blocks read one-sidedly are asked and found in host memory; the client reports them later, with its next
+message.
 A runtime may acquire with one client and read with others (vLLM: scheduler and workers): such reads were
 asked for already, and are told by where they end: where an acquire of another client ended lately.
 
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...tiers.block import Tier
+from ...tiers.ladder import Ladder
 from ..core.events import AcquireRequested, CommitRequested, Event, ReserveRequested, Touched
 from ..core.instructions import Reply
 from ..core.planner import Planner
@@ -37,8 +38,9 @@ ALL = ""  # the session of requests that name none
 class UsageTotals:
     """What was asked, found and put. Counts are blocks."""
 
+    ladder: Ladder
     num_asked: int = 0
-    found: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # by Tier
+    found: list[int] = field(init=False)  # by Tier
     num_missed: int = 0
     num_declined: int = 0
     num_stored: int = 0
@@ -46,6 +48,9 @@ class UsageTotals:
     loaded_bytes: int = 0  # of those: that had to be brought up first
     stored_bytes: int = 0
     saved_s: float = 0.0  # of prefill, less the loading, as the cost model has it
+
+    def __post_init__(self) -> None:
+        self.found = [0] * len(self.ladder.tiers)
 
     @property
     def num_found(self) -> int:
@@ -60,12 +65,14 @@ class UsageTotals:
     def ask(self, tiers: bytes, num_asked: int, num_stored: int, block_bytes: int, saved_s: float) -> None:
         """Count one request: `tiers` of what was given, `num_stored` of the asked blocks are stored."""
         self.num_asked += num_asked
-        num_dram = tiers.count(Tier.DRAM)
-        self.found[Tier.DRAM] += num_dram
-        if num_dram < len(tiers):
-            for tier in (Tier.HBM, Tier.NVME):
-                self.found[tier] += tiers.count(tier)
-            self.loaded_bytes += tiers.count(Tier.NVME) * block_bytes
+        put_tier, log_tier = self.ladder.put_tier, self.ladder.log_tier
+        num_first = tiers.count(put_tier)
+        self.found[put_tier] += num_first
+        if num_first < len(tiers):
+            for tier in self.ladder.tiers:
+                if tier != put_tier:
+                    self.found[tier] += tiers.count(tier)
+            self.loaded_bytes += tiers.count(log_tier) * block_bytes
         self.num_missed += num_asked - max(num_stored, len(tiers))
         self.num_declined += max(0, num_stored - len(tiers))
         self.read_bytes += len(tiers) * block_bytes
@@ -94,8 +101,13 @@ class Telemetry:
     """Hears of every step. Owned by the event loop."""
 
     def __init__(self, planner: Planner) -> None:
-        self.total = UsageTotals()
+        self._ladder = ladder = planner.core.ladder
+        self.total = UsageTotals(ladder)
         self._planner = planner
+        #: Memories that clients read in place beside the put tier. None: what was read one-sidedly was there.
+        self._slower = [
+            tier for tier in ladder.host_tiers if tier > ladder.put_tier and tier in planner.rooms
+        ]
         self._sessions: OrderedDict[str, UsageTotals] = OrderedDict()
         self._puts: dict[int, tuple[str, int]] = {}  # call -> session, bytes of a block
         self._handlers: dict[type, Callable[[Any, Sequence[Any]], None]] = {
@@ -121,7 +133,7 @@ class Telemetry:
 
     def of(self, session_id: str) -> UsageTotals:
         """Return the totals of a session; empty ones when it asked for nothing lately."""
-        return self._sessions.get(session_id) or UsageTotals()
+        return self._sessions.get(session_id) or UsageTotals(self._ladder)
 
     def chain_of(self, session_id: str) -> tuple[int, list[bytes]]:
         """Return namespace and names of the chain a session used last; no names when that is not known."""
@@ -147,7 +159,7 @@ class Telemetry:
             return (self.total,)
         totals = self._sessions.get(session_id)
         if totals is None:
-            totals = self._sessions[session_id] = UsageTotals()
+            totals = self._sessions[session_id] = UsageTotals(self._ladder)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         else:
@@ -182,7 +194,7 @@ class Telemetry:
             totals.ask(given, num_asked, num_stored, block_bytes, saved_s)
 
     def _touched(self, event: Touched, _: Sequence[Any]) -> None:
-        """Read one-sidedly: found, in dram.
+        """Read one-sidedly: found, in host memory.
 
         Several chains may be in one report; the price takes them for one.
         """
@@ -197,9 +209,20 @@ class Telemetry:
         row = catalog.find(namespace_id, event.prefix_hashes[0])
         position = catalog.position[row] if row >= 0 else 0
         saved_s = costs.recompute_s(namespace_id, position, num)
-        tiers = bytes([Tier.DRAM]) * num
+        tiers = self._tiers_read(namespace_id, event.prefix_hashes[-num:] if num else ())
         for totals in self._totals(event.session_id):
             totals.ask(tiers, num, num, self._block_bytes(namespace_id), saved_s)
+
+    def _tiers_read(self, namespace_id: int, names: Sequence[bytes]) -> bytes:
+        """Return the memory tier of each block that was read in place a moment ago: where it is now, or the
+        put tier where that is no memory."""
+        put_tier, slower = self._ladder.put_tier, self._slower
+        if not slower:
+            return bytes([put_tier]) * len(names)
+        catalog = self._planner.catalog
+        rows = [catalog.find(namespace_id, name) for name in names]
+        tiers = [catalog.tier_of(row) if row >= 0 else None for row in rows]
+        return bytes(tier if tier is not None and tier in slower else put_tier for tier in tiers)
 
     def _num_asked_before(self, event: Touched) -> int:
         """Return how many of these reads another client's acquire has asked for."""

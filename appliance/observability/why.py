@@ -17,9 +17,7 @@ from ..core.catalog.story import Decision
 from ..core.planner import Planner
 from .telemetry import Telemetry
 
-TIERS, VERBS = ("hbm", "dram", "nvme"), ("evicted", "condemned")
-TIER_OF = {f"{verb}_{tier}": tier for verb in VERBS for tier in TIERS}
-EXITS = frozenset(TIER_OF)
+VERBS = ("evicted_", "condemned_")
 GONE = "gone"
 MAX_EXITS = 100
 MAX_LINES = 1 << 20  # all that are remembered
@@ -43,7 +41,7 @@ class Explanation:
             assert isinstance(line.subject, bytes)
             exit_ = answer.exits.add(
                 at_s=line.at - started_at,
-                tier=TIER_OF[line.what],
+                tier=line.what.partition("_")[2],
                 what=line.what,
                 why=line.why.partition("; price")[0],
                 num_blocks=num_blocks,
@@ -63,6 +61,8 @@ class Explainer:
     def __init__(self, planner: Planner, telemetry: Telemetry) -> None:
         self._planner = planner
         self._telemetry = telemetry
+        tiers = planner.core.ladder.tiers
+        self._exit_words = frozenset(f"{verb}{tier.label}" for verb in VERBS for tier in tiers)
 
     def block(self, namespace_id: int, prefix: bytes) -> Explanation | None:
         """Return what is remembered of a block named by its hash or a unique beginning; None: nothing is."""
@@ -79,7 +79,7 @@ class Explainer:
         return Explanation(self._where(namespace_id, names), self._exits(set(names)))
 
     def _exits(self, names: set[bytes]) -> list[Decision]:
-        return self._planner.story.decisions(EXITS, MAX_EXITS, MAX_LINES, names)
+        return self._planner.story.decisions(self._exit_words, MAX_EXITS, MAX_LINES, names)
 
     def _where(self, namespace_id: int, names: Sequence[bytes]) -> Counter[str]:
         catalog = self._planner.catalog

@@ -50,11 +50,16 @@ def tables(trace: Trace, outcomes: Sequence[Outcome]) -> RenderableType:
     return Group(*parts)
 
 
+def tiers_of(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the names of the tiers that were hit, fastest first; those of the longest ladder first."""
+    ladders = sorted((list(outcome.token_hits) for outcome in outcomes), key=len, reverse=True)
+    return list(dict.fromkeys(tier for ladder in ladders for tier in ladder))
+
+
 def hits(outcomes: Sequence[Outcome]) -> Table:
     """Return hit ratios; where setups differ in both policy and capacity, a line each."""
     table = _table("policy", "capacity")
-    ladders = sorted((list(outcome.token_hits) for outcome in outcomes), key=len, reverse=True)
-    tiers = list(dict.fromkeys(tier for ladder in ladders for tier in ladder))  # fastest first in each
+    tiers = tiers_of(outcomes)
     names = ["token hits", "block hits"]
     if len(tiers) > 1:
         names += [f"from {tier}" for tier in tiers]
@@ -117,7 +122,7 @@ def _figures(before: Outcome, after: Outcome) -> list[tuple[str, float, float, s
     both = (before, after)
     figures = [("token hits", *(o.token_hit_ratio for o in both), "%")]
     figures += [("block hits", *(o.block_hit_ratio for o in both), "%")]
-    for tier in sorted({tier for o in both for tier in o.token_hits}):
+    for tier in tiers_of(both):
         figures.append(
             (f"token hits from {tier}", *(o.token_hits.get(tier, 0) / (o.num_tokens or 1) for o in both), "%")
         )

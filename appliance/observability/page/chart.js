@@ -1,6 +1,6 @@
 // The chart: where blocks were found in the last five minutes, as shares of what was asked for.
 
-import { ANSWERS, KEPT, TIERS, WINDOW, answered } from "./lately.js";
+import { ANSWERS, KEPT, TIERS, WINDOW, answered, hue } from "./lately.js";
 import { put, show, svg, swatch, text } from "./nodes.js";
 import { count, percent, seconds } from "./numbers.js";
 
@@ -49,7 +49,7 @@ export function drawHistory(history, looksAt) {
     svg(
       "g",
       {},
-      ANSWERS.map((word, k) => svg("path", { d: band(k), class: word })),
+      ANSWERS.map((word, k) => svg("path", { d: band(k), class: hue(word) })),
     ),
     svg(
       "g",
@@ -83,7 +83,9 @@ export function drawHistory(history, looksAt) {
   const isThere = (word) => !TIERS.includes(word) || word in history.used_bytes;
   put(
     "answers",
-    ...ANSWERS.filter(isThere).map((word) => swatch(word, TIERS.includes(word) ? `found in ${word}` : word)),
+    ...ANSWERS.filter(isThere).map((word) =>
+      swatch(hue(word), TIERS.includes(word) ? `found in ${word}` : word),
+    ),
   );
 }
 

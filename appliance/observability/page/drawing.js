@@ -3,7 +3,7 @@
 // Bars have one origin, so that lengths compare; cards beside them have one size, so that arrows have
 // somewhere to end when a tier is a thousandth of the next.
 
-import { ANSWERS, WINDOW, answered, foundOf, mean } from "./lately.js";
+import { ANSWERS, WINDOW, answered, foundOf, hue, mean } from "./lately.js";
 import { html, put, show, svg, swatch, text } from "./nodes.js";
 import { bytes, count, percent } from "./numbers.js";
 import { STACKED_BELOW, stacked } from "./stacked.js";
@@ -106,7 +106,7 @@ function drawnReads(tier, top, rate, peak) {
     "g",
     {},
     svg("title", {}, `found in ${tier}: ${bytes(rate)}/s`),
-    arrow(`read ${tier}`, [AT.card, y], [AT.runtimeWidth, y], rate, peak),
+    arrow("read", [AT.card, y], [AT.runtimeWidth, y], rate, peak),
     text(180, y + 25, `found  ${rate > 0 ? `${bytes(rate)}/s` : "–"}`, "rate"),
   );
 }
@@ -121,7 +121,7 @@ function drawnRuntimes(counts, history, height) {
     const middle = y + part / 2;
     y += part;
     return [
-      svg("rect", { x: 16, y: (y - part).toFixed(1), width: 30, height: part.toFixed(1), class: word }),
+      svg("rect", { x: 16, y: (y - part).toFixed(1), width: 30, height: part.toFixed(1), class: hue(word) }),
       part > 17 ? text(56, middle + 4, `${word} ${percent(by[word] / asked)}`, "quiet") : null,
     ];
   });

@@ -1,11 +1,31 @@
-// Lately: the columns of the past five minutes, and what is read from them.
+// Lately: the columns of the past five minutes, and what is read from them; and the tiers that they name.
 
 import { sum } from "./numbers.js";
 
 export const KEPT = 300; // samples, as many as the daemon keeps
 export const WINDOW = 10; // samples a share is taken over
-export const TIERS = ["hbm", "dram", "nvme"];
-export const ANSWERS = [...TIERS, "declined", "missed"]; // what becomes of a block that was asked for
+export let TIERS = []; // names, fastest first, as the daemon has them
+export let ANSWERS = []; // what becomes of a block that was asked for
+const hues = new CSSStyleSheet();
+
+/** Take over the names of the daemon's tiers. Memories below dram have a colour between its and nvme's. */
+export function know(tiers) {
+  if (tiers.join() === TIERS.join()) return;
+  TIERS = tiers;
+  ANSWERS = [...TIERS, "declined", "missed"];
+  const [first, last] = [tiers.indexOf("dram"), tiers.length - 1];
+  const mixed = (i) => `color-mix(in srgb, var(--nvme) ${(100 * (i - first)) / (last - first)}%, var(--dram))`;
+  hues.replaceSync(
+    tiers
+      .slice(first + 1, last)
+      .map((name, k) => `.tier-${name} { --c: ${mixed(first + 1 + k)} }`)
+      .join(" "),
+  );
+  document.adoptedStyleSheets = [hues];
+}
+
+/** The class that gives a word its colour: tiers have names that users choose. */
+export const hue = (word) => (TIERS.includes(word) ? `tier-${word}` : word);
 
 /** Add the columns of `more` to those of `past`; a column that is new was 0 before. */
 export function joined(past, more, numPast) {

@@ -6,7 +6,7 @@
 
 import { drawHistory, sampleAt } from "./chart.js";
 import { drawTiers, flow } from "./drawing.js";
-import { KEPT, joined } from "./lately.js";
+import { KEPT, joined, know } from "./lately.js";
 import { put } from "./nodes.js";
 import * as panels from "./panels.js";
 
@@ -41,6 +41,7 @@ function draw() {
   const { snapshot, history } = now;
   tell();
   if (!snapshot || snapshot.schema !== SCHEMA) return;
+  know(Object.keys(snapshot.totals.found));
   panels.drawHead(snapshot);
   panels.drawFigures(snapshot, history);
   drawTiers(snapshot, history, now.isLinear);

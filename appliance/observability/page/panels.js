@@ -1,29 +1,30 @@
 // Panels: figures, tables and short bars; each a function from its part of the snapshot to what is shown.
 
-import { ANSWERS, KEPT, TIERS, answered, foundOf } from "./lately.js";
+import { ANSWERS, KEPT, TIERS, answered, foundOf, hue } from "./lately.js";
 import { cell, html, put, show, smallBar, svg, swatch } from "./nodes.js";
 import { age, bytes, count, percent, price, seconds, sum } from "./numbers.js";
 import { URGENCIES } from "./tiers.js";
 
 const WORDS = {
-  evicted_hbm: "evicted from hbm",
-  evicted_dram: "evicted from dram",
-  spill_hbm: "spilled from hbm",
-  spill_dram: "spilled from dram",
-  copy_ahead_hbm: "copied ahead from hbm",
-  copy_ahead_dram: "copied ahead from dram",
-  idle_copy_hbm: "idle copy from hbm",
-  idle_copy_dram: "idle copy from dram",
-  archive_hbm: "archived from hbm",
-  archive_dram: "archived from dram",
-  prefetch: "prefetched into dram",
   prefetch_used: "prefetched, used",
   prefetch_late: "prefetched too late",
   prefetch_wasted: "prefetched, not used",
-  condemned_hbm: "condemned in hbm",
-  condemned_dram: "condemned in dram",
-  condemned_nvme: "condemned on nvme",
 };
+const VERBS = {
+  evicted: "evicted from",
+  spill: "spilled from",
+  copy_ahead: "copied ahead from",
+  idle_copy: "idle copy from",
+  archive: "archived from",
+  prefetch: "prefetched into",
+  condemned: "condemned in",
+};
+
+/** A decision in words: what was done, and to blocks of which tier. */
+function decided({ what, tier }) {
+  const verb = VERBS[what] ?? VERBS[what.slice(0, -tier.length - 1)];
+  return WORDS[what] ?? (verb ? `${verb} ${tier}` : what);
+}
 
 export function drawFigures(snapshot, history) {
   const { totals, counts } = snapshot;
@@ -76,7 +77,7 @@ export function drawSessions(sessions) {
   const row = (session) => {
     const places = [...TIERS, "gone"];
     const answers = { ...session.found, declined: session.declined, missed: session.missed };
-    const pairs = (by, words) => words.map((word) => [word, by[word], `${word}: ${count(by[word])} blocks`]);
+    const pairs = (by, words) => words.map((word) => [hue(word), by[word], `${word}: ${count(by[word])} blocks`]);
     return html(
       "tr",
       {},
@@ -132,7 +133,7 @@ export function drawDecisions(decisions, uptimeS) {
       "tr",
       {},
       cell(age(Math.max(0, uptimeS - decision.at_s)), "number"),
-      html("td", {}, html("span", { class: `dot ${decision.tier}` }), WORDS[decision.what] ?? decision.what),
+      html("td", {}, html("span", { class: `dot ${hue(decision.tier)}` }), decided(decision)),
       cell(count(decision.num_blocks), "number"),
       html("td", {}, html("bdi", {}, decision.why || "–")),
       named(decision.block),

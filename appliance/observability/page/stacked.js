@@ -40,9 +40,10 @@ export function stacked(snapshot, asked, isLinear, { reads, peak, rate }, room) 
       text(0, 86, tierWords(tier, rate(tier.tier, tier.tier), width), "quiet"),
       text(0, 106, traffic(tier.tier), "rate"),
     );
+  const putTier = snapshot.edges.find((edge) => edge.source === "staging")?.target;
   const pace = (n) => (n > 0 ? `${bytes(n)}/s` : "–");
   const traffic = (tier) =>
-    [tier === "dram" ? `put ${pace(rate("staging", tier))}` : "", `found ${pace(reads[tier])}`]
+    [tier === putTier ? `put ${pace(rate("staging", tier))}` : "", `found ${pace(reads[tier])}`]
       .filter(Boolean)
       .join("  ·  ");
   const between = (upper, row) => {
