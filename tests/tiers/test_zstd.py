@@ -18,14 +18,13 @@ def payload(seed: int) -> bytes:
     return picked[: SHAPE.raw_bytes]
 
 
-def test_levels_are_read_alike() -> None:
-    lengths = []
+def test_every_level_is_read() -> None:
+    """Records and streams may have been written with another level than ours."""
     for level in (1, 19):
-        stored, into = bytearray(SHAPE.raw_bytes), bytearray(SHAPE.raw_bytes)
-        lengths.append(Zstd(level).encode(SHAPE, memoryview(payload(3)), memoryview(stored)))
+        frame = zstandard.ZstdCompressor(level=level).compress(payload(3))
+        stored, into = len(frame).to_bytes(4, "little") + frame, bytearray(SHAPE.raw_bytes)
         Zstd().decode(SHAPE, memoryview(stored), memoryview(into))
         assert into == payload(3)
-    assert lengths[1] <= lengths[0]
 
 
 def test_a_frame_that_names_a_dictionary_is_refused() -> None:

@@ -17,6 +17,9 @@ into `into`, fills it whole or raises, and needs no memory beyond a small multip
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..base import Buffer
 from ..block import DTYPE_BYTES, Geometry
 
@@ -31,8 +34,10 @@ class CodecError(Exception):
 
 
 class CodecMissing(CodecError):
-    """A profile or a library that these bytes need is missing; as far as known they are whole, and can be
-    read when it is back."""
+    """A profile or a library that these bytes need is missing.
+
+    As far as known they are whole, and can be read when it is back.
+    """
 
 
 class DoesNotFit(Exception):
@@ -107,7 +112,9 @@ class Codec(Protocol):
 
     def parameters(self) -> bytes:
         """Return the bytes, at most 32, from which a reader makes this codec again.
-        They stand in the record. Larger tables live in a profile; its digest is returned then."""
+
+        They stand in the record. Larger tables live in a profile; its digest is returned then.
+        """
         ...
 
     def accepts(self, shape: Shape) -> bool:
@@ -119,13 +126,45 @@ class Codec(Protocol):
         ...
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
-        """Encode `payload` (shape.raw_bytes long) into `into`, usually stored_bound long; return the bytes
-        written. Raises DoesNotFit when `into` is too short for them."""
+        """Encode `payload` (shape.raw_bytes long) into `into`; return the bytes written.
+
+        `into` is usually stored_bound long. Raises DoesNotFit when it is too short.
+        """
         ...
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
-        """Fill `into` (shape.raw_bytes long) from what `encode` wrote, whatever may follow it: a place is
-        as long as its bound. Raises CodecError for bytes that `encode` never writes; `into` is then
-        undefined.
+        """Fill `into` (shape.raw_bytes long) from what `encode` wrote, whatever may follow it.
+
+        A place is as long as its bound. Raises CodecError for bytes that `encode` never writes; `into` is
+        then undefined.
         """
         ...
+
+
+class ExactCodec:
+    """What exact codecs share: a record describes itself, and takes a share of the raw size at most."""
+
+    exactness = EXACT
+    reserve = 1.0  # share of the raw size that `encode` may take
+    head_bytes = 0  # before what is encoded
+
+    def parameters(self) -> bytes:
+        """Return b"": what is encoded describes itself."""
+        return b""
+
+    def accepts(self, shape: Shape) -> bool:
+        """Return True: the values do not matter."""
+        del shape
+        return True
+
+    def stored_bound(self, shape: Shape) -> int:
+        """Return the bytes to reserve: the head, and `reserve` of the raw size."""
+        return self.head_bytes + int(shape.raw_bytes * self.reserve)
+
+
+def words_of(payload: Buffer) -> NDArray[np.uint16]:
+    """Return a payload's words (n,) uint16, read-only; a copy when they are not aligned."""
+    array = np.frombuffer(payload, np.uint16)
+    words = array if array.flags.aligned else array.copy()
+    words.flags.writeable = False
+    return words

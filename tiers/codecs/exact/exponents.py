@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import Buffer
-from ..base import EXACT, CodecError, CodecMissing, DoesNotFit, Shape
+from ..base import CodecError, CodecMissing, DoesNotFit, ExactCodec, Shape, words_of
 
 _ALIGNMENT = 64
 MAX_PARTS = 1 << 16
@@ -34,36 +34,30 @@ def kernels() -> ModuleType:
     return exponents
 
 
-class Exponents:
-    """Implements Codec for bfloat16. `reserve` is the share of the raw size that `encode` may take: 11/16 is
-    what no exceptions at all would take; every hundredth of the values outside the window adds half a
-    hundredth."""
+class Exponents(ExactCodec):
+    """Implements Codec for bfloat16.
+
+    `reserve`: 11/16 is what no exceptions at all would take; every hundredth of the values outside the window
+    adds half a hundredth.
+    """
 
     codec_id = 1
     name = "exponents"
     library = "numba"
-    exactness = EXACT
-
-    def __init__(self, reserve: float = 0.73) -> None:
-        assert 11 / 16 < reserve < 1
-        self._reserve = reserve
-
-    def parameters(self) -> bytes:
-        """Return b"": the record describes itself."""
-        return b""
+    reserve = 0.73
 
     def accepts(self, shape: Shape) -> bool:
         """Whether the values are bfloat16."""
         return shape.dtype == "bfloat16" and shape.num_layers * shape.num_planes <= MAX_PARTS
 
     def stored_bound(self, shape: Shape) -> int:
-        """Return `reserve` of the raw size, and the head."""
-        return _head_bytes(shape.num_layers * shape.num_planes) + int(shape.raw_bytes * self._reserve)
+        """Return the bytes to reserve: the head, and `reserve` of the raw size."""
+        return layout_of(shape).blocks_at + super().stored_bound(shape)
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit when too many exponents are outside their windows."""
         layout, loops = layout_of(shape), kernels()
-        values = _words(payload)
+        values = words_of(payload)
         whole = np.frombuffer(into, np.uint8)
         if whole.size < layout.exceptions_at:
             raise DoesNotFit
@@ -125,11 +119,3 @@ def layout_of(shape: Shape) -> Layout:
 def _head_bytes(num_parts: int) -> int:
     """Length of the head, rounded up so that the blocks behind it are aligned as the whole is."""
     return -(-(4 + 8 * num_parts) // _ALIGNMENT) * _ALIGNMENT
-
-
-def _words(buffer: Buffer) -> NDArray[np.uint16]:
-    """Return the bytes as words that are not written to; copies when they lie askew."""
-    array = np.frombuffer(buffer, np.uint16)
-    words = array if array.flags.aligned else array.copy()
-    words.flags.writeable = False
-    return words

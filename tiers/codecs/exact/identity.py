@@ -2,29 +2,15 @@
 
 from ...base import Buffer
 from ...payload import copy
-from ..base import EXACT, CodecError, DoesNotFit, Shape
+from ..base import CodecError, DoesNotFit, ExactCodec, Shape
 
 
-class Identity:
+class Identity(ExactCodec):
     """Implements Codec without encoding anything."""
 
     codec_id = 0
     name = "identity"
     library = ""
-    exactness = EXACT
-
-    def parameters(self) -> bytes:
-        """Return b"": there is nothing to know."""
-        return b""
-
-    def accepts(self, shape: Shape) -> bool:
-        """Return True: the values do not matter."""
-        del shape
-        return True
-
-    def stored_bound(self, shape: Shape) -> int:
-        """Return the raw size."""
-        return shape.raw_bytes
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Copy `payload` to `into`; return its length. Raises DoesNotFit."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ...base import Buffer
 from ...block import DTYPE_BYTES
-from ..base import EXACT, CodecError, DoesNotFit, Shape
+from ..base import CodecError, DoesNotFit, ExactCodec, Shape
 
 _LENGTH = struct.Struct("<I")
 Words: TypeAlias = NDArray[Any]
@@ -51,31 +51,23 @@ USUAL_RESERVE = {"bfloat16": 0.71, "float16": 0.9, "float32": 0.89, "int8": 0.85
 USUAL_RESERVE_ONE_BYTE = 0.82
 
 
-class Planes:
-    """Implements Codec for every dtype. `reserve` is the share of the raw size that `encode` may take;
-    without one it is what KV of that dtype usually needs."""
+class Planes(ExactCodec):
+    """Implements Codec for every dtype."""
 
     codec_id = 2
     name = "planes"
     library = "zstandard"
-    exactness = EXACT
 
-    def __init__(self, reserve: float | None = None) -> None:
-        assert reserve is None or 0 < reserve <= 1
-        self._reserve = reserve
+    def __init__(self) -> None:
         self._own = threading.local()  # zstd's contexts serve one thread at a time
-
-    def parameters(self) -> bytes:
-        """Return b"": the record describes itself."""
-        return b""
 
     def accepts(self, shape: Shape) -> bool:
         """Whether the payload is not too long for one frame."""
         return shape.dtype in DTYPE_BYTES and shape.raw_bytes < 1 << 31
 
     def stored_bound(self, shape: Shape) -> int:
-        """Return `reserve` of the raw size."""
-        reserve = self._reserve or USUAL_RESERVE.get(shape.dtype, USUAL_RESERVE_ONE_BYTE)
+        """Return the bytes that KV of this dtype usually needs."""
+        reserve = USUAL_RESERVE.get(shape.dtype, USUAL_RESERVE_ONE_BYTE)
         return _LENGTH.size + int(shape.raw_bytes * reserve)
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
@@ -119,8 +111,11 @@ class Planes:
 
 
 def fill_from_frame(frame: Buffer, into: Buffer) -> None:
-    """Fill `into` from one zstd frame. What the frame says of its length is not believed, and no more memory
-    taken than a window of 8 MiB. Raises CodecError when it is not one frame of exactly this length."""
+    """Fill `into` from one zstd frame.
+
+    What the frame says of its length is not believed, and no more memory taken than a window of 8 MiB.
+    Raises CodecError when it is not one frame of exactly this length.
+    """
     decompressor = zstandard.ZstdDecompressor(max_window_size=8 << 20)
     try:
         with decompressor.stream_reader(frame) as reader:
@@ -139,7 +134,9 @@ def fill_from_frame(frame: Buffer, into: Buffer) -> None:
 @cache
 def _loops() -> ModuleType | None:
     """Return the compiled loops, None where numba is missing: then numpy does the same in twice the time.
-    Imported with the first use, because that takes half a second."""
+
+    Imported with the first use, because that takes half a second.
+    """
     try:
         from ..kernels import planes
     except ImportError:

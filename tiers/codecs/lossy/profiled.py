@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import Buffer
-from ..base import PROFILED_ID, CodecError, DoesNotFit, Exactness, Shape
+from ..base import PROFILED_ID, CodecError, DoesNotFit, Exactness, Shape, words_of
 from .profile import Profile, Rule
 from .quantised import ExactSegment, Fp8Segment, IntSegment, IntSegments, SegmentCoder
 from .transform import segment_coder
@@ -160,7 +160,7 @@ class Profiled:
         layout = self._layout(shape)
         if layout.varying_at > len(into):
             raise DoesNotFit
-        units = _words(payload).reshape(layout.axes)
+        units = words_of(payload).reshape(layout.axes)
         target = np.frombuffer(into, np.uint8)
         end = 0
         for run in layout.runs:
@@ -234,14 +234,6 @@ def coder_of(rule: Rule, profile: Profile) -> SegmentCoder:
             return Fp8Segment(rule, profile.head_dim, is_half=is_half)
         case "transform":
             return segment_coder(rule, profile)
-
-
-def _words(payload: Buffer) -> NDArray[np.uint16]:
-    """Return the payload's words, which are not written to; copies when they lie askew."""
-    array = np.frombuffer(payload, np.uint16)
-    words = array if array.flags.aligned else array.copy()
-    words.flags.writeable = False
-    return words
 
 
 def _encode_varying(
