@@ -82,9 +82,10 @@ def test_the_example_of_the_page_passes_the_contract_suite(suite: str, name: str
 def test_the_example_codec_can_be_configured_and_streams_use_it(copy: Path) -> None:
     code = (
         "from kvtier.appliance.config.compression import CompressionSettings\n"
-        "from kvtier.tiers.codecs.streaming import name_of, usable_codecs\n"
+        "from kvtier.tiers.codecs.registry import codec_of_record\n"
+        "from kvtier.tiers.codecs.streaming import usable_codecs\n"
         "assert CompressionSettings(codec='deflate').codec == 'deflate'\n"
-        "assert 'deflate' in map(name_of, usable_codecs())\n"
+        "assert 'deflate' in [codec_of_record(one, b'').name for one in usable_codecs()]\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

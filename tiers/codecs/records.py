@@ -82,7 +82,7 @@ class RecordCodecs:
         be used now: records are copied as stored. Raises CodecError."""
         if label.codec_id == PROFILED_ID:
             return self._profile_digest(label)
-        return self._codec_to_write(label).parameters()
+        return self.codec_to_write(label).parameters()
 
     def shape(self, label: FragmentLabel) -> Shape:
         """Return the shape of a fragment. Raises CodecError for an unknown namespace or layer group."""
@@ -90,7 +90,8 @@ class RecordCodecs:
 
     def codec_to_write(self, label: FragmentLabel) -> Codec:
         """Return the codec that writes, and wrote, records of this fragment. Raises CodecError."""
-        return self._codec_to_write(label)
+        is_profiled = label.codec_id == PROFILED_ID
+        return self._codec(label.codec_id, self._profile_digest(label) if is_profiled else b"")
 
     def is_exact(self, codec_id: int, parameters: bytes) -> bool:
         """Whether records of this codec decode to what was put; False where a profile is missing. Raises
@@ -103,7 +104,7 @@ class RecordCodecs:
     def encode(self, label: FragmentLabel, payload: Buffer, into: Buffer) -> None:
         """Fill `into` (label.stored_length long) with the encoded payload and zeros. Raises DoesNotFit, and
         CodecError when this version cannot write this codec."""
-        codec = self._codec_to_write(label)
+        codec = self.codec_to_write(label)
         shape = self._shape(label.namespace_digest, label.group)
         if isinstance(codec, Profiled) and codec.keeps_exact(label.position * shape.num_tokens):
             raise DoesNotFit
@@ -178,10 +179,6 @@ class RecordCodecs:
                 "compression.profiles and reload"
             )
         return codec
-
-    def _codec_to_write(self, label: FragmentLabel) -> Codec:
-        is_profiled = label.codec_id == PROFILED_ID
-        return self._codec(label.codec_id, self._profile_digest(label) if is_profiled else b"")
 
     def _profile_digest(self, label: FragmentLabel) -> bytes:
         identity = self._namespaces.get(label.namespace_digest)

@@ -24,7 +24,7 @@ import numpy as np
 from ..base import Buffer
 from .base import Codec, CodecError, DoesNotFit, Shape
 from .contest import EncodingContest
-from .registry import BY_NAME, codec_named
+from .registry import BY_NAME, codec_named, codec_of_record
 
 #: Candidates of `auto`: the first one that accepts the values, if it pays.
 CANDIDATES: Final = ("exponents", "planes")
@@ -52,14 +52,6 @@ def usable_codecs() -> tuple[int, ...]:
     return tuple(one.codec_id for one in codecs if one.library and importlib.util.find_spec(one.library))
 
 
-def name_of(codec_id: int) -> str:
-    """Return the name of an exact codec. Raises CodecError for another number."""
-    for name, make in BY_NAME.items():
-        if make().codec_id == codec_id:
-            return name
-    raise CodecError(f"codec {codec_id} is not one that is sent")
-
-
 def decode_fragment(codec_id: int, shape: Shape, stored: Buffer, into: Buffer, checksum: bytes) -> bool:
     """Fill `into` (shape.raw_bytes long) with what a sender encoded; False when the bytes are not what their
     checksum says, for whatever reason. `into` is then undefined. Releases the GIL."""
@@ -68,7 +60,7 @@ def decode_fragment(codec_id: int, shape: Shape, stored: Buffer, into: Buffer, c
     if codec_id not in usable_codecs() or len(stored) > shape.raw_bytes or len(into) != shape.raw_bytes:
         return False
     try:
-        codec_named(name_of(codec_id)).decode(shape, stored, into)
+        codec_of_record(codec_id, b"").decode(shape, stored, into)
     except CodecError:
         return False
     _compiled.add((codec_id, shape.dtype, False))
@@ -108,7 +100,7 @@ class StreamEncoder:
 
     def __init__(self, codec_ids: Sequence[int]) -> None:
         self.codec_ids = frozenset(codec_ids)
-        usable = [codec_named(name_of(one)) for one in usable_codecs() if one in self.codec_ids]
+        usable = [codec_of_record(one, b"") for one in usable_codecs() if one in self.codec_ids]
         self._codecs: dict[str, Codec] = {codec.name: codec for codec in usable}
         self._contests: dict[int, EncodingContest] = {}  # by codec
 

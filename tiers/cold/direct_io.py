@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...v1.shm import PAGE_BYTES, extent_of, slot_of
+from ...v1.shm import PAGE_BYTES, slot_of
 from ..base import Buffer, Cause, CopyError
 from ..durable import cause_of
 from .log import record_bytes
@@ -120,11 +120,6 @@ def is_aligned(view: Buffer) -> bool:
     return bool(address % PAGE_BYTES == 0)
 
 
-def copy_bytes(target: Buffer, source: Buffer) -> None:
-    """Copy without holding the GIL, which a memoryview assignment would."""
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
-
-
 class Scratch(threading.local):
     """Page-aligned memory of one thread: header pages, last pages, bounce buffers.
 
@@ -175,8 +170,3 @@ def runs_of(places: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]
 def offset_of(place: int) -> int:
     """Return the byte offset of a record in its segment file."""
     return slot_of(place) * PAGE_BYTES
-
-
-def segment_of(place: int) -> int:
-    """Return the number of the segment of a record."""
-    return extent_of(place)

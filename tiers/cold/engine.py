@@ -9,7 +9,7 @@ Durability says what an acknowledged write survives, besides the death of the pr
 does: `none`, power loss may take anything; `segment`, sealed segments survive power loss; `record`, every
 acknowledged record does.
 
-A full segment gets a footer (sealing.py); what is found after a restart is recovery.py's.
+A full segment gets a footer (segment_life.py); what is found after a restart is recovery.py's.
 """
 
 import logging
@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from ...v1.shm import PAGE_BYTES
+from ...v1.shm import PAGE_BYTES, extent_of
 from ..base import Buffer, Cause, ColdStoreError, CopyError, CopyOutcome, Encryption, EngineStatistics
 from ..block import FragmentLabel, NamespaceIdentity, Tier
 from ..codecs.records import RecordCodecs
 from ..encryption.envelope import Envelopes
 from ..encryption.keyring import PLAIN
 from ..encryption.master_keys import MasterKeys
-from .direct_io import DirectIo, offset_of, runs_of, segment_of
+from .direct_io import DirectIo, offset_of, runs_of
 from .footer import footer_bytes_for
 from .inspection import inspect_segment
 from .manifest import Kind, namespace_event, segment_event
@@ -39,10 +39,9 @@ from .opening import Durability, OpenedDirectory, open_directory
 from .record import ENTRY
 from .record_io import header_of, stored_bytes
 from .recovery import ExaminedSegment, RecoveredStore, SegmentFile, assemble, count_unreadable, examine
-from .sealing import SegmentSealer
 from .segment_files import open_segment_files, segment_path
 from .segment_io import SegmentTransfers, TransferItem
-from .segment_life import NO_FILE, SegmentLife, check_lives
+from .segment_life import NO_FILE, SegmentLife, SegmentSealer, StoreState, check_lives
 
 log = logging.getLogger(__name__)
 
@@ -67,37 +66,28 @@ class ColdStore:
         self.durability: Durability = opened.durability
         self._directory_lock = opened.lock
         self._io = opened.io
-        self._manifest = manifest = opened.manifest
+        self._manifest = opened.manifest
         self._reasons = opened.reasons
-        self._segments, self._num_wanted = [SegmentLife(fd) for fd in opened.fds], len(opened.fds)
-        for number, life in manifest.state.lives.items():
+        self._num_wanted = len(opened.fds)
+        self._state = StoreState(
+            opened.io,
+            opened.manifest,
+            [SegmentLife(fd) for fd in opened.fds],
+            EngineStatistics(backend=opened.io.backend),
+            self.data_pages,
+            opened.durability,
+        )
+        self._segments, self._lock = self._state.segments, self._state.lock
+        for number, life in opened.manifest.state.lives.items():
             self._segments[number].epoch = life.epoch
             self._segments[number].sealed = True  # until recover() has looked: not to be appended to
-        self._statistics = EngineStatistics(backend=opened.io.backend)
-        self._lock = threading.Lock()  # of everything below a segment's life and of the statistics
         self._idle = threading.Condition(self._lock)
         self._num_busy = 0
         self._closed = False
         self.keyring = opened.keyring
         self._envelopes = Envelopes(opened.keyring) if opened.keyring.can_encrypt else None
-        self._transfers = SegmentTransfers(
-            opened.io,
-            manifest,
-            self._segments,
-            self._lock,
-            self.data_pages,
-            self._envelopes,
-            sync_each=opened.durability == "record",
-        )
-        self._sealer = SegmentSealer(
-            opened.io,
-            manifest,
-            self._segments,
-            self._statistics,
-            self._lock,
-            self.data_pages,
-            is_durable=opened.durability != "none",
-        )
+        self._transfers = SegmentTransfers(self._state, self._envelopes)
+        self._sealer = SegmentSealer(self._state)
 
     @property
     def codecs(self) -> RecordCodecs:
@@ -176,13 +166,13 @@ class ColdStore:
     def whereabouts(self, place: int) -> tuple[Path, int, int]:
         """Return a record's file, its segment's epoch, and the record's offset in bytes: for reading it in
         another way (a device's), to be followed by `confirm`."""
-        number = segment_of(place)
+        number = extent_of(place)
         return segment_path(self.directory, number), self._segments[number].epoch, offset_of(place)
 
     def confirm(self, place: int, label: FragmentLabel, page: Buffer) -> CopyOutcome:
         """Return the checksum to expect of the payload that was read with the header in `page`; a cause when
         that is not the record of `label` any more."""
-        number = segment_of(place)
+        number = extent_of(place)
         where = (number, self._segments[number].epoch, offset_of(place) // PAGE_BYTES)
         header = header_of(page, label, where, self.codecs)
         return CopyOutcome(header) if isinstance(header, Cause) else CopyOutcome(None, header.checksum)
@@ -325,7 +315,8 @@ class ColdStore:
     def statistics(self) -> EngineStatistics:
         """Return a copy of the counters."""
         with self._lock:
-            return replace(self._statistics, failures=dict(self._statistics.failures))
+            statistics = self._state.statistics
+            return replace(statistics, failures=dict(statistics.failures))
 
     def suspect_segments(self) -> list[int]:
         """Return the segments a flush of which failed in this life."""
@@ -337,8 +328,7 @@ class ColdStore:
         problems = []
         if not self._closed and not self._directory_lock.still_ours():
             problems.append(f"{self.directory}: the lock file was replaced; another owner may be at work")
-        lives = self._manifest.state.lives
-        return problems + check_lives(self._segments, lives, self.data_pages, self._lock)
+        return problems + check_lives(self._state)
 
     def inspect_segment(self, number: int) -> dict[str, Any]:
         """Return what the files say about a segment; see inspection.inspect_segment."""
@@ -399,21 +389,21 @@ class ColdStore:
             item[1].raw_length for item, outcome in zip(items, outcomes, strict=True) if not outcome.cause
         ]
         with self._lock:
+            statistics = self._state.statistics
             if written:
-                self._statistics.num_writes += len(good)
-                self._statistics.written_bytes += sum(good)
+                statistics.num_writes += len(good)
+                statistics.written_bytes += sum(good)
             else:
-                self._statistics.num_reads += len(good)
-                self._statistics.read_bytes += sum(good)
+                statistics.num_reads += len(good)
+                statistics.read_bytes += sum(good)
             if len(good) < len(items):
-                failures = self._statistics.failures
                 for outcome in outcomes:
                     if outcome.cause is not None:
-                        failures[outcome.cause] = failures.get(outcome.cause, 0) + 1
+                        self._state.count_failure(outcome.cause)
 
 
 def _where(place: int) -> str:
-    return f"segment {segment_of(place)}, page {offset_of(place) // PAGE_BYTES}"
+    return f"segment {extent_of(place)}, page {offset_of(place) // PAGE_BYTES}"
 
 
 def _runs(items: Sequence[TransferItem]) -> Iterator[list[int]]:

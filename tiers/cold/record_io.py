@@ -18,7 +18,8 @@ from ..block import FragmentLabel, NamespaceIdentity, tenant_of
 from ..codecs.base import CodecError, CodecMissing
 from ..codecs.records import RecordCodecs
 from ..encryption.envelope import Envelope, Envelopes
-from .direct_io import Scratch, copy_bytes, is_aligned
+from ..payload import copy
+from .direct_io import Scratch, is_aligned
 from .log import record_bytes
 from .record import HEADER_BYTES, RecordError, RecordHeader, unpack_header
 
@@ -96,7 +97,7 @@ def stage_write(scratch: Scratch, payload: Buffer, *, private: bool, apart: bool
         record[end:] = _ZEROS[: len(record) - end]
         if apart and not private:
             return StagedWrite(record[:PAGE_BYTES], [record], stored, payload)
-        copy_bytes(stored, payload)
+        copy(stored, payload)
         return StagedWrite(record[:PAGE_BYTES], [record], stored, stored)
     page = scratch.take(PAGE_BYTES)
     page[HEADER_BYTES:] = _ZEROS[HEADER_BYTES:]
@@ -146,7 +147,7 @@ def finish_read(
     if isinstance(header, Cause):
         return CopyOutcome(header)
     if staged.detour is not None and (as_stored or not header.codec):
-        copy_bytes(*staged.detour)
+        copy(*staged.detour)
     if as_stored:
         return _as_it_stands(header, into[: header.stored_length])
     stored = staged.detour[1] if header.codec and staged.detour is not None else into[: label.raw_length]

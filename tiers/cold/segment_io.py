@@ -5,24 +5,22 @@ verifies every read. It knows nothing of recovery, sealing or access rights.
 """
 
 import secrets
-import threading
 from collections.abc import Sequence
 from itertools import count
 from typing import TypeAlias
 
 import xxhash
 
-from ...v1.shm import PAGE_BYTES
+from ...v1.shm import PAGE_BYTES, extent_of
 from ..base import Buffer, Cause, CopyError, CopyOutcome, Encryption
 from ..block import FragmentLabel, tenant_of
 from ..codecs.base import CodecError, DoesNotFit
 from ..codecs.records import RecordCodecs
 from ..encryption.envelope import Envelopes
-from .direct_io import DirectIo, Scratch, offset_of, read_fully, segment_of, write_fully
+from .direct_io import Scratch, offset_of, read_fully, write_fully
 from .footer import MAX_NAMESPACES
 from .log import record_bytes
 from .manifest import Kind, segment_event
-from .manifest_file import Manifest
 from .record import RecordHeader, pack_header
 from .record_io import (
     Opener,
@@ -34,7 +32,7 @@ from .record_io import (
     stage_write,
     stored_bytes,
 )
-from .segment_life import SegmentLife
+from .segment_life import SegmentLife, StoreState
 
 TransferItem: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, label, payload or where it goes
 
@@ -42,35 +40,18 @@ _COUNTER_BITS = 40  # of a sequence number; the owner epoch stands above them
 
 
 class SegmentTransfers:
-    """Writes and reads runs of records. Thread-safe.
+    """Writes and reads runs of records. Thread-safe."""
 
-    `segments` is the store's own list, `lock` guards everything below a segment's life.
-
-    `sync_each`: a record is on the device before it counts as written.
-    """
-
-    def __init__(
-        self,
-        io: DirectIo,
-        manifest: Manifest,
-        segments: list[SegmentLife],
-        lock: threading.Lock,
-        data_pages: int,
-        envelopes: Envelopes | None,
-        *,
-        sync_each: bool,
-    ) -> None:
-        self.codecs = RecordCodecs(manifest.state.namespaces)
+    def __init__(self, state: StoreState, envelopes: Envelopes | None) -> None:
+        namespaces = state.manifest.state.namespaces
+        self.codecs = RecordCodecs(namespaces)
+        self._namespaces = namespaces
         self._envelopes = envelopes
-        self._opener = Opener(manifest.state.namespaces, self.codecs, envelopes)
-        self._io = io
-        self._manifest = manifest
-        self._segments = segments
-        self._lock = lock
-        self._data_pages = data_pages
-        self._sync_each = sync_each
+        self._opener = Opener(namespaces, self.codecs, envelopes)
+        self._state = state
+        self._segments = state.segments
         self._scratch = Scratch()
-        self._sequence = count(manifest.owner_epoch << _COUNTER_BITS)
+        self._sequence = count(state.manifest.owner_epoch << _COUNTER_BITS)
 
     def write_run(
         self,
@@ -81,10 +62,12 @@ class SegmentTransfers:
         as_stored: bool = False,
         encryptions: Sequence[Encryption | None] = (),
     ) -> None:
-        """Write neighbouring records of one segment with one call; set their outcomes. `as_stored`: what is
-        given is encoded already, and encrypted where `encryptions` say so."""
+        """Write neighbouring records of one segment with one call; set their outcomes.
+
+        `as_stored`: what is given is encoded already, and encrypted where `encryptions` say so.
+        """
         place = items[run[0]][0]
-        number = segment_of(place)
+        number = extent_of(place)
         done = 0
         try:
             segment = self._life(number)
@@ -107,8 +90,9 @@ class SegmentTransfers:
                 checksums.append(checksum)
                 page += record_bytes(stored_bytes(label)) // PAGE_BYTES
                 done += 1
-            assert page <= self._data_pages, f"record leaves segment {number}"
-            write_fully(self._io, segment.fd, buffers, offset_of(place), durable=self._sync_each)
+            assert page <= self._state.data_pages, f"record leaves segment {number}"
+            sync_each = self._state.durability == "record"
+            write_fully(self._state.io, segment.fd, buffers, offset_of(place), durable=sync_each)
         except (DoesNotFit, CodecError):  # this one is stored as it is another time, the others now
             outcomes[run[done]] = CopyOutcome(Cause.DOES_NOT_FIT)
             for rest in (run[:done], run[done + 1 :]):
@@ -119,7 +103,7 @@ class SegmentTransfers:
             for i in run:
                 outcomes[i] = CopyOutcome(error.cause)
             return
-        with self._lock:
+        with self._state.lock:
             segment.entries += b"".join(entries)
         for i, checksum in zip(run, checksums, strict=True):
             outcomes[i] = CopyOutcome(None, checksum)
@@ -155,7 +139,7 @@ class SegmentTransfers:
         """Encrypt what is staged, unless it is or nothing is to be; return the header that says so. Raises
         CopyError."""
         if encryption is None and self._envelopes is not None:
-            tenant = tenant_of(self._manifest.state.namespaces[header.namespace_digest].domain)
+            tenant = tenant_of(self._namespaces[header.namespace_digest].domain)
             key, envelope = self._envelopes.seal(
                 tenant, header.identity(), header.checksum, staged.plain, staged.stored
             )
@@ -174,7 +158,7 @@ class SegmentTransfers:
         return RecordHeader(
             number,
             epoch,
-            self._manifest.owner_epoch,
+            self._state.manifest.owner_epoch,
             label.namespace_digest,
             label.prefix_hash,
             label.parent_hash,
@@ -200,9 +184,11 @@ class SegmentTransfers:
         as_stored: bool = False,
     ) -> None:
         """Read neighbouring records of one segment with one call, verify each; set their outcomes.
-        `as_stored`: leave encoded what is."""
+
+        `as_stored`: leave encoded what is.
+        """
         place = items[run[0]][0]
-        number = segment_of(place)
+        number = extent_of(place)
         segment = self._segments[number]
         if segment.epoch == 0:
             for i in run:
@@ -213,7 +199,7 @@ class SegmentTransfers:
         staged = [stage_read(scratch, items[i][2], items[i][1], as_stored=as_stored) for i in run]
         buffers = [buffer for one in staged for buffer in one.buffers]
         try:
-            read_fully(self._io, segment.fd, buffers, offset_of(place))
+            read_fully(self._state.io, segment.fd, buffers, offset_of(place))
         except CopyError as error:
             if len(run) > 1:  # one bad sector must not take its neighbours along
                 for i in run:
@@ -233,11 +219,11 @@ class SegmentTransfers:
         """Return a segment that may be appended to, begun anew when it was free. Raises CopyError."""
         segment = self._segments[number]
         if segment.epoch == 0:
-            with self._lock:
+            with self._state.lock:
                 segment = self._segments[number]
                 if segment.epoch == 0:
                     epoch = secrets.randbits(63) + 1  # never 0
-                    self._manifest.append(segment_event(Kind.OPENED, number, epoch))
+                    self._state.manifest.append(segment_event(Kind.OPENED, number, epoch))
                     segment.epoch = epoch
         assert not segment.sealed, f"segment {number} is sealed; it must be freed before it is written again"
         return segment
@@ -246,7 +232,7 @@ class SegmentTransfers:
         """Return the namespace's index in the segment's table. Raises CopyError when that is full."""
         index = segment.namespaces.get(digest)
         if index is None:
-            with self._lock:
+            with self._state.lock:
                 index = segment.namespaces.setdefault(digest, len(segment.namespaces))
                 if index >= MAX_NAMESPACES:
                     del segment.namespaces[digest]

@@ -9,14 +9,13 @@ import pytest
 from kvtier.tiers.codecs import streaming
 from kvtier.tiers.codecs.base import CodecError, Shape
 from kvtier.tiers.codecs.contest import EncodingContest
-from kvtier.tiers.codecs.registry import codec_named
+from kvtier.tiers.codecs.registry import codec_named, codec_of_record
 from kvtier.tiers.codecs.streaming import (
     SendMeter,
     StreamChoice,
     StreamEncoder,
     decode_fragment,
     is_brief,
-    name_of,
     usable_codecs,
 )
 from tests.contracts.kv_values import values_like_kv
@@ -99,7 +98,7 @@ def test_a_codec_that_is_named_is_taken_and_one_the_other_end_does_not_read_is_n
         codec = StreamEncoder(usable_codecs()).choose(SHAPE, name).codec
         assert codec is not None
         assert codec.name == name
-        others = [one for one in usable_codecs() if name_of(one) != name]
+        others = [one for one in usable_codecs() if codec_of_record(one, b"").name != name]
         assert StreamEncoder(others).choose(SHAPE, name).codec is None
 
 
@@ -140,8 +139,8 @@ def test_noise_travels_as_it_is() -> None:
 def test_only_exact_codecs_have_a_number_that_travels() -> None:
     assert 5 not in usable_codecs()
     assert 0 not in usable_codecs()
-    with pytest.raises(CodecError, match="not one that is sent"):
-        name_of(5)
+    with pytest.raises(CodecError, match="not one of this version's"):
+        codec_of_record(5, b"")
     into = memoryview(bytearray(SHAPE.raw_bytes))
     assert not decode_fragment(5, SHAPE, PAYLOAD, into, b"")
 
@@ -157,7 +156,7 @@ def test_what_is_not_installed_is_not_offered(monkeypatch: pytest.MonkeyPatch) -
     )
     usable_codecs.cache_clear()
     try:
-        assert [name_of(one) for one in usable_codecs()] == ["planes", "lz4", "zstd"]
+        assert [codec_of_record(one, b"").name for one in usable_codecs()] == ["planes", "lz4", "zstd"]
         missing.add("xxhash")
         usable_codecs.cache_clear()
         assert usable_codecs() == ()

@@ -86,7 +86,7 @@ def test_a_life_that_begins_is_judged_when_it_has_begun(
 
         def look() -> None:
             # Only the audit's lock tells; the engine's workers hold the same one plain.
-            monkeypatch.setattr(store, "_lock", AskedLock(store._lock, asked))
+            monkeypatch.setattr(store._state, "lock", AskedLock(store._state.lock, asked))
             auditor.start()
             assert asked.wait(60)
             monkeypatch.undo()

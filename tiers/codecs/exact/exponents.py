@@ -12,7 +12,6 @@ from functools import cache, lru_cache
 from types import ModuleType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...base import Buffer
 from ..base import CodecError, CodecMissing, DoesNotFit, ExactCodec, Shape, words_of
