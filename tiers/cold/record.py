@@ -47,8 +47,9 @@ _CRC = struct.Struct("<I")
 ENTRY_OFFSET = _PROLOGUE.size
 ENTRY_BYTES = _ENTRY.size
 HEADER_BYTES = _HEADER.size + _CRC.size  # of this version; a later one may be longer, up to a page
-_HAS_PARENT = 1
-_IS_SPENT = 2  # decoded from a lossy record before it was written: see FragmentLabel
+#: Flags of an entry.
+HAS_PARENT = 1
+IS_SPENT = 2  # decoded from a lossy record before it was written: see FragmentLabel
 
 #: The same bytes as an array: what footers hold and recovery works on.
 ENTRY = np.dtype(
@@ -81,6 +82,7 @@ MAGIC_WORD = int.from_bytes(MAGIC, "little")
 
 assert ENTRY.itemsize == ENTRY_BYTES == 128
 assert HEADER_BYTES == 256
+assert CHECKSUM_BYTES == 16
 _NO_PARENT = bytes(HASH_BYTES)
 _NO_CHECKSUM = bytes(CHECKSUM_BYTES)
 # What a fragment asks for, and what an encrypted payload is bound to: namespace, prefix, parent, raw length,
@@ -93,7 +95,10 @@ class RecordError(ValueError):
 
 
 class RecordHeader(NamedTuple):
-    """Contents of a header page. Lengths in bytes; `page` is the record's own, in its segment."""
+    """Contents of a header page, in the order in which they are packed.
+
+    Lengths in bytes; `page` is the record's own, in its segment.
+    """
 
     segment: int
     epoch: int  # of the segment's present life, random
@@ -119,11 +124,10 @@ class RecordHeader(NamedTuple):
     @property
     def flags(self) -> int:
         """The flags of the entry."""
-        return (_HAS_PARENT if self.parent_hash else 0) | (_IS_SPENT if self.is_spent else 0)
+        return (HAS_PARENT if self.parent_hash else 0) | (IS_SPENT if self.is_spent else 0)
 
     def identity(self) -> bytes:
-        """Return which fragment this is and in which form, without where it stands and when it was
-        written."""
+        """Return which fragment this is and in which form, without its place and time."""
         return _IDENTITY.pack(
             self.namespace_digest,
             self.prefix_hash,
@@ -133,16 +137,15 @@ class RecordHeader(NamedTuple):
             self.position,
             self.group,
             self.codec,
-            self.flags & _HAS_PARENT,  # what else a flag says is noted again when a record is copied forward
+            self.flags & HAS_PARENT,  # what else a flag says is noted again when a record is copied forward
             self.codec_parameters,
         )
 
 
 def pack_header(page: memoryview, header: RecordHeader) -> bytes:
-    """Write `header` into the first bytes of `page`, HEADER_BYTES without an envelope; return the footer
-    entry of the record.
+    """Write `header` into the first bytes of `page`; return the footer entry of the record.
 
-    The rest of `page` is the caller's to keep zero.
+    It takes HEADER_BYTES and the envelope; the rest of `page` is the caller's to keep zero.
     """
     assert len(header.envelope) == (ENVELOPE_BYTES if header.key else 0)
     packed = _HEADER.pack(
@@ -151,22 +154,12 @@ def pack_header(page: memoryview, header: RecordHeader) -> bytes:
         HEADER_BYTES + len(header.envelope),
         COMPAT_FEATURES,
         ENCRYPTED if header.key else 0,
-        header.segment,
-        header.epoch,
-        header.owner_epoch,
+        *header[:3],  # segment and epochs
         record_bytes(header.stored_length),
-        header.namespace_digest,
-        header.prefix_hash,
+        *header[3:5],  # namespace and prefix
         header.parent_hash or _NO_PARENT,
         header.checksum or _NO_CHECKSUM,
-        header.sequence,
-        header.raw_length,
-        header.stored_length,
-        header.page,
-        header.position,
-        header.group,
-        header.namespace_index,
-        header.codec,
+        *header[7:15],  # sequence to codec
         header.flags,
         header.key,
         header.codec_parameters,
@@ -178,8 +171,10 @@ def pack_header(page: memoryview, header: RecordHeader) -> bytes:
 
 
 def unpack_header(page: bytes | bytearray | memoryview) -> RecordHeader:
-    """Return the header in `page`. No length in it is believed before the CRC was checked, nor after
-    it beyond what the version allows. Raises RecordError."""
+    """Return the header in `page`. Raises RecordError.
+
+    No length in it is believed before the CRC was checked, nor after it beyond what the version allows.
+    """
     if len(page) < HEADER_BYTES:
         raise RecordError(f"{len(page)} bytes cannot hold a header")
     head = bytes(page[:HEADER_BYTES])
@@ -204,42 +199,16 @@ def unpack_header(page: bytes | bytearray | memoryview) -> RecordHeader:
         raise RecordError(f"payload of {stored_length} stored, {raw_length} raw bytes")
     if record_length != record_bytes(stored_length):
         raise RecordError(f"record of {record_length} bytes for {stored_length} of payload")
-    return RecordHeader(
-        segment=fields[5],
-        epoch=fields[6],
-        owner_epoch=fields[7],
-        namespace_digest=fields[9],
-        prefix_hash=fields[10],
-        parent_hash=fields[11] if flags & _HAS_PARENT else b"",
-        checksum=b"" if key else fields[12],
-        sequence=fields[13],
-        raw_length=raw_length,
-        stored_length=stored_length,
-        page=fields[16],
-        position=fields[17],
-        group=fields[18],
-        namespace_index=fields[19],
-        codec=fields[20],
-        codec_parameters=fields[23].rstrip(b"\0"),
-        stored_hash=fields[24],
-        is_spent=bool(flags & _IS_SPENT),
-        key=key,
-        envelope=envelope,
+    values = (
+        *fields[5:8],  # segment and epochs
+        *fields[9:11],  # namespace and prefix
+        fields[11] if flags & HAS_PARENT else b"",
+        b"" if key else fields[12],
+        *fields[13:21],  # sequence to codec
+        fields[23].rstrip(b"\0"),
+        fields[24],
+        bool(flags & IS_SPENT),
+        key,
+        envelope,
     )
-
-
-def has_parent(
-    flags: "np.ndarray[tuple[int], np.dtype[np.uint16]]",
-) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Return which entries have a parent, (n,) bool, from their `flags` (n,) uint16."""
-    return (flags & _HAS_PARENT).astype(np.bool_)
-
-
-def is_spent(
-    flags: "np.ndarray[tuple[int], np.dtype[np.uint16]]",
-) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Return which entries were lossy before they were written, (n,) bool, from their `flags` (n,) uint16."""
-    return (flags & _IS_SPENT).astype(np.bool_)
-
-
-assert CHECKSUM_BYTES == 16
+    return RecordHeader._make(values)

@@ -38,12 +38,12 @@ from .record import (
     ENTRY,
     ENTRY_BYTES,
     ENTRY_OFFSET,
+    HAS_PARENT,
+    IS_SPENT,
     MAGIC_WORD,
     PAGE_PROLOGUE,
     RecordError,
     RecordHeader,
-    has_parent,
-    is_spent,
     unpack_header,
 )
 
@@ -79,14 +79,12 @@ COPIED = (
     "checksum",
     "codec",
 )
+#: The first 8 bytes of a prefix hash, as a number.
 _FIRST_WORD = np.dtype(
-    {
-        "names": ["word"],
-        "formats": ["<u8"],
-        "offsets": [RECORD.fields["prefix_hash"][1] if RECORD.fields else 0],
-        "itemsize": RECORD.itemsize,
-    }
+    {"names": ["word"], "formats": ["<u8"], "offsets": [4], "itemsize": RECORD.itemsize}  # of RECORD
 )
+assert RECORD.fields is not None
+assert RECORD.fields["prefix_hash"][1] == 4
 
 
 class _Known(NamedTuple):
@@ -180,8 +178,10 @@ def read_footer(file: SegmentFile) -> Footer | None:
 
 
 def scan(file: SegmentFile, reasons: Counter[str]) -> Footer:
-    """Read a whole segment and return the footer it should have. Skips holes, ghosts of former lives and
-    torn records; windows that cannot be read are counted and skipped."""
+    """Read a whole segment and return the footer it should have.
+
+    Skips holes, ghosts of former lives and torn records; windows that cannot be read are counted and skipped.
+    """
     window_pages = min(file.data_pages, WINDOW_BYTES // PAGE_BYTES)
     window = memoryview(mmap.mmap(-1, window_pages * PAGE_BYTES))
     namespaces: dict[bytes, int] = {}
@@ -263,9 +263,11 @@ def assemble(
     namespaces: list[NamespaceIdentity],
     trust: Callable[[str], tuple[int, int]] = lambda tenant: (PLAIN, 0),
 ) -> RecoveredStore:
-    """Put the segments' entries together, in the order of `found`; of several records of one fragment only
-    the newest is kept. `trust` returns a tenant's key id, and the sequence number from which on its records
-    count."""
+    """Put the segments' entries together, in the order of `found`.
+
+    Of several records of one fragment only the newest is kept. `trust` returns a tenant's key id, and the
+    sequence number from which on its records count.
+    """
     reasons: Counter[str] = Counter()
     known = {one.digest: _Known(index, *trust(tenant_of(one.domain))) for index, one in enumerate(namespaces)}
     footers = []
@@ -322,13 +324,15 @@ def _fill(
     known: dict[bytes, _Known],
     reasons: Counter[str],
 ) -> None:
-    """Write one segment's entries into its part of the result; mark those of unknown namespaces and keys, and
-    what was erased."""
+    """Write one segment's entries into its part of the result.
+
+    Marks those of unknown namespaces and keys, and what was erased.
+    """
     entries: Entries = footer.entries
     for name in COPIED:
         records[name] = entries[name]
-    records["has_parent"] = has_parent(entries["flags"])
-    records["is_spent"] = is_spent(entries["flags"])
+    records["has_parent"] = entries["flags"] & HAS_PARENT
+    records["is_spent"] = (entries["flags"] & IS_SPENT) != 0
     records["place"] = entries["page"].astype(np.int64) | footer.segment << 32
     table = np.array([known.get(digest, _UNKNOWN) for digest in footer.namespaces], _KNOWN)
     mine = table[entries["namespace_index"]]
@@ -350,7 +354,7 @@ def _drop_duplicates(
     Sorting by a 64-bit digest of the key finds the few candidates; only those are compared in Python.
     """
     tags = (
-        _first_words(records)
+        records.view(_FIRST_WORD)["word"]
         ^ (records["group"].astype(np.uint64) << np.uint64(32))
         ^ records["namespace_index"]
     )
@@ -360,22 +364,12 @@ def _drop_duplicates(
     suspects = np.zeros(len(records), np.bool_)
     suspects[order[1:][equal]] = True
     suspects[order[:-1][equal]] = True
+    found = np.flatnonzero(suspects & keep)
     newest: dict[tuple[int, int, bytes], int] = {}
-    num_dropped = 0
-    for index in np.flatnonzero(suspects & keep).tolist():
+    for index in found[np.lexsort((-found, sequences[found]))].tolist():  # the newest last
         record = records[index]
         key = (int(record["namespace_index"]), int(record["group"]), record["prefix_hash"].tobytes())
-        other = newest.setdefault(key, index)
-        if other == index:
-            continue
-        loser = other if sequences[index] > sequences[other] else index
-        newest[key] = index if loser == other else other
-        keep[loser] = False
-        num_dropped += 1
-    return num_dropped
-
-
-def _first_words(records: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
-    """Return the first 8 bytes of every prefix hash, as numbers."""
-    words: npt.NDArray[np.uint64] = records.view(_FIRST_WORD)["word"].astype(np.uint64)
-    return words
+        newest[key] = index
+    keep[found] = False
+    keep[list(newest.values())] = True
+    return len(found) - len(newest)
