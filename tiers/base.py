@@ -56,8 +56,8 @@ class ColdStoreError(Exception):
 
 
 class Encryption(NamedTuple):
-    """Key and envelope of an encrypted payload, from its record's header: copied along where the payload is
-    copied as stored."""
+    """Key and envelope of an encrypted payload, from its record's header:
+    copied along where the payload is copied as stored."""
 
     key: int  # id, never 0
     envelope: bytes
@@ -72,16 +72,16 @@ class CopyOutcome(NamedTuple):
 
 
 def landed(checksums: Sequence[bytes]) -> list[CopyOutcome]:
-    """Return the outcomes of successful copies, by their checksums; made in C, because a batch has
-    hundreds."""
+    """Return the outcomes of successful copies, by their checksums.
+    Made in C, because a batch has hundreds."""
     rows = zip(repeat(None), checksums, repeat(None), strict=False)
     return list(map(partial(tuple.__new__, CopyOutcome), rows))
 
 
 @dataclass(slots=True)
 class RoomStatistics:
-    """Bytes of a room by use. The planner keeps `free + reserved + used + condemned == capacity`; a room
-    itself knows free and taken."""
+    """Bytes of a room by use. The planner keeps `free + reserved + used + condemned == capacity`.
+    A room itself knows free and taken."""
 
     capacity_bytes: int
     free_bytes: int
@@ -93,13 +93,13 @@ class Room(Protocol):
     """Allocates the places of a tier. Pure, deterministic, no I/O."""
 
     def reserve(self, domain: int, num_bytes: int) -> int | None:
-        """Take a place for a fragment of `num_bytes` of isolation domain `domain`; None when there is
-        none. Amortised O(1)."""
+        """Take a place for a fragment of `num_bytes` of isolation domain `domain`.
+        None when there is none. Amortised O(1)."""
         ...
 
     def release(self, place: int, num_bytes: int) -> None:
-        """Free `place`, reserved for `num_bytes`. The caller promises that it is neither read nor written any
-        more."""
+        """Free `place`, reserved for `num_bytes`.
+        The caller promises that it is neither read nor written any more."""
         ...
 
     def settle(self, place: int) -> None:
@@ -123,8 +123,8 @@ class MemoryRoom(Room, Protocol):
     """The room of a tier that takes puts: many places at once."""
 
     def reserve_many(self, domain: int, sizes: Sequence[int], count: int) -> list[int]:
-        """Take up to `count` times places of all `sizes`; return as many as fit, in order, in whole
-        multiples of `sizes`."""
+        """Take up to `count` times places of all `sizes`.
+        Return as many as fit, in order, in whole multiples of `sizes`."""
         ...
 
     def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
@@ -159,8 +159,9 @@ class Engine(Protocol):
         ...
 
     def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
-        """Fill `into` with the payload at `place` after comparing identity, and the checksum where this
-        tier could have lost it. On any doubt raises CopyError; `into` is then undefined."""
+        """Fill `into` with the payload at `place`.
+        Compares identity first, and the checksum where this tier could have lost it. On any doubt raises
+        CopyError; `into` is then undefined."""
         ...
 
     def publish(self, place: int, label: FragmentLabel) -> None:

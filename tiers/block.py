@@ -37,8 +37,8 @@ NO_SESSION: Final = len(Urgency)
 
 
 def tenant_of(domain: str) -> str:
-    """Return the part of an isolation domain's name that names its tenant: of `tenant:acme/eu`,
-    `tenant:acme`."""
+    """Return the part of an isolation domain's name that names its tenant:
+    of `tenant:acme/eu`, `tenant:acme`."""
     return domain.partition("/")[0]
 
 

@@ -19,8 +19,9 @@ TASK_BYTES = 2 << 20  # least a task should carry, unless the batch is smaller
 
 
 def make_pool(num_threads: int, name: str = "kvtier-copy", in_background: bool = False) -> ThreadPoolExecutor:
-    """Return threads for the copiers of a daemon to share. The mover bounds their queue. Threads
-    `in_background` run at lower priority than an engine beside the daemon: no request waits for their copies.
+    """Return threads for the copiers of a daemon to share. The mover bounds their queue.
+    Threads `in_background` run at lower priority than an engine beside the daemon: no request waits for their
+    copies.
 
     All of them run when this returns. The executor alone would start each with the first work it gets, the
     event loop waiting for every one: with busy processors that took 80 ms of a first load's 200.

@@ -38,8 +38,8 @@ class RunWritable(Protocol):
         ...
 
     def write_run(self, first_place: int, labels: Sequence[FragmentLabel], payload: Buffer) -> list[bytes]:
-        """Store payloads that lie back to back from `first_place` on; return their checksums. Raises
-        CopyError."""
+        """Store payloads that lie back to back from `first_place` on; return their checksums.
+        Raises CopyError."""
         ...
 
     def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:

@@ -13,7 +13,8 @@ _BUDGET = re.compile(r"\s*(ppl|kl|ratio)\s*(\+?)\s*([0-9]*\.?[0-9]+(?:[eE]-?[0-9
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`ppl`: relative increase of perplexity on the text of the check; `kl`: nats a token; `ratio`: raw bytes
+    """What may be lost: an `amount` of one kind.
+    `ppl`: relative increase of perplexity on the text of the check; `kl`: nats a token; `ratio`: raw bytes
     over stored ones, whatever it costs."""
 
     kind: Kind
@@ -21,8 +22,8 @@ class Budget:
 
     @property
     def loss(self) -> float:
-        """Return the Kullback-Leibler divergence to begin with, nats a token: for a model that is right on
-        average, the logarithm of perplexity rises by as much."""
+        """Return the Kullback-Leibler divergence to begin with, nats a token:
+        for a model that is right on average, the logarithm of perplexity rises by as much."""
         return math.log1p(self.amount) if self.kind == "ppl" else self.amount
 
     def is_kept(self, ppl_increase: float, kl: float) -> bool:

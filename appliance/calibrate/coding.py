@@ -58,8 +58,8 @@ EXACT: Final = Coding("exact")
 
 
 def menu(kind: Kind) -> tuple[Coding, ...]:
-    """Return the codings to measure. Keys are not bound to channels nor values to tokens: which way the
-    outliers lie is a matter of the model, and is measured."""
+    """Return the codings to measure. Keys are not bound to channels nor values to tokens:
+    which way the outliers lie is a matter of the model, and is measured."""
     if kind == "transform":
         return tuple(Coding("transform", step=step) for step in MEASURED_STEPS)
     return tuple(Coding("int", bits, axis) for axis in ("channel", "token") for bits in MEASURED_BITS)
@@ -86,8 +86,8 @@ class Coders:
         return Rule(unit.layer, unit.plane, *heads, coding.coder, coding.bits, coding.axis), b""
 
     def coded(self, unit: Unit, coding: Coding, block_tokens: int) -> tuple[Words, float]:
-        """Return what is read back of `unit`, [row, token, head, dim], and the bits a value that took. Blocks
-        that the coder refuses (values not finite, or out of range) are stored as they are."""
+        """Return what is read back of `unit`, [row, token, head, dim], and the bits a value that took.
+        Blocks that the coder refuses (values not finite, or out of range) are stored as they are."""
         words = np.ascontiguousarray(self._past[unit.layer, unit.plane, :, :, unit.heads])
         num_rows, num_tokens, _, head_dim = words.shape
         assert num_tokens % block_tokens == 0

@@ -101,8 +101,8 @@ def search(
 
 
 def uniform(choices: Choices, coding: Coding) -> dict[Unit, CoderChoice[Coding]]:
-    """Return the same for every unit: what to compare with. Of int, keys are per channel and values per
-    token."""
+    """Return the same for every unit: what to compare with.
+    Of int, keys are per channel and values per token."""
     found = {}
     for unit, of_unit in choices.items():
         axis = ("channel", "token")[unit.plane] if coding.coder == "int" else coding.axis
@@ -142,8 +142,8 @@ def profile_of(
 
 
 def through_codec(profile: Profile, past: Words, block_tokens: int) -> tuple[Words, float]:
-    """Return what readers would get of `past` [layer, plane, row, token, head, dim], whole blocks of every
-    row, and the bits a value that are stored."""
+    """Return what readers would get of `past`, and the bits a value that are stored.
+    `past`: [layer, plane, row, token, head, dim], whole blocks of every row."""
     num_layers, num_planes, num_rows, num_tokens, num_heads, head_dim = past.shape
     assert num_tokens % block_tokens == 0
     codec = Profiled(profile)

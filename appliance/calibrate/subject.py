@@ -75,8 +75,8 @@ class Subject:
         self._answers = [self._answer(rows, self._states(self.past, rows)) for rows in self._passes]
 
     def loss_of(self, changed: Mapping[Unit, Words]) -> float:
-        """Return the mean divergence, nats a token, of the answers when these units are replaced by words
-        [row, token, head, dim]."""
+        """Return the mean divergence of the answers, nats a token, when these units are replaced.
+        `changed`: words [row, token, head, dim] of each."""
         total = count = 0.0
         for rows, exact in zip(self._passes, self._answers, strict=True):
             states = self._states(self.past, rows)

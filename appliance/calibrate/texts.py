@@ -58,8 +58,9 @@ def load(name: str, device: str, dtype: str | None) -> LoadedModel:
 
 
 def tokens_of(loaded: LoadedModel, text: str, cut: Cut, path: Path, num_rows: int = 0) -> Any:
-    """Return `num_rows` rows of tokens, [row, token]; by default those to measure on, behind them those to
-    check on. Raises Unsuited when the text is too short."""
+    """Return `num_rows` rows of tokens, [row, token].
+    By default those to measure on, behind them those to check on. Raises Unsuited when the text is too short.
+    """
     ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     num_rows = num_rows or (1 + CHECK_SHARE) * cut.num_rows
     if len(ids) < num_rows * cut.row_tokens:

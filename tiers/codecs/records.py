@@ -78,8 +78,8 @@ class RecordCodecs:
         return not identity.profile_digest or identity.profile_digest in self.profiled
 
     def parameters(self, label: FragmentLabel) -> bytes:
-        """Return the codec parameters in the header of this fragment's record, whether or not its codec can
-        be used now: records are copied as stored. Raises CodecError."""
+        """Return the codec parameters in the header of this fragment's record. Raises CodecError.
+        Whether or not its codec can be used now: records are copied as stored."""
         if label.codec_id == PROFILED_ID:
             return self._profile_digest(label)
         return self.codec_to_write(label).parameters()
@@ -94,16 +94,16 @@ class RecordCodecs:
         return self._codec(label.codec_id, self._profile_digest(label) if is_profiled else b"")
 
     def is_exact(self, codec_id: int, parameters: bytes) -> bool:
-        """Whether records of this codec decode to what was put; False where a profile is missing. Raises
-        CodecError."""
+        """Whether records of this codec decode to what was put; False where a profile is missing.
+        Raises CodecError."""
         try:
             return self._codec(codec_id, parameters).exactness.is_exact
         except CodecMissing:
             return codec_id != PROFILED_ID
 
     def encode(self, label: FragmentLabel, payload: Buffer, into: Buffer) -> None:
-        """Fill `into` (label.stored_length long) with the encoded payload and zeros. Raises DoesNotFit, and
-        CodecError when this version cannot write this codec."""
+        """Fill `into` (label.stored_length long) with the encoded payload and zeros.
+        Raises DoesNotFit, and CodecError when this version cannot write this codec."""
         codec = self.codec_to_write(label)
         shape = self._shape(label.namespace_digest, label.group)
         if isinstance(codec, Profiled) and codec.keeps_exact(label.position * shape.num_tokens):
@@ -131,8 +131,8 @@ class RecordCodecs:
     def decode(
         self, label: FragmentLabel, codec_id: int, parameters: bytes, stored: Buffer, into: Buffer
     ) -> None:
-        """Fill `into` (label.raw_length long) from the payload of a record. Raises CodecError, and
-        CodecMissing when it is not the record's fault."""
+        """Fill `into` (label.raw_length long) from the payload of a record.
+        Raises CodecError, and CodecMissing when it is not the record's fault."""
         try:
             codec = self._codec(codec_id, parameters)
             self._decode(codec, label, stored, into)

@@ -35,8 +35,9 @@ def codec_named(name: str) -> Codec:
 
 
 def codec_of_record(codec_id: int, parameters: bytes) -> Codec:
-    """Return the exact codec that reads a record. Raises CodecError for a number or parameters that this
-    version does not know; RecordCodecs handles records of profiles."""
+    """Return the exact codec that reads a record.
+    Raises CodecError for a number or parameters that this version does not know; RecordCodecs handles records
+    of profiles."""
     if codec_id not in _BY_ID:
         raise CodecError(f"codec {codec_id} is not one of this version's")
     if parameters:

@@ -53,8 +53,9 @@ def usable_codecs() -> tuple[int, ...]:
 
 
 def decode_fragment(codec_id: int, shape: Shape, stored: Buffer, into: Buffer, checksum: bytes) -> bool:
-    """Fill `into` (shape.raw_bytes long) with what a sender encoded; False when the bytes are not what their
-    checksum says, for whatever reason. `into` is then undefined. Releases the GIL."""
+    """Fill `into` (shape.raw_bytes long) with what a sender encoded.
+    False when the bytes are not what their checksum says, for whatever reason. `into` is then undefined.
+    Releases the GIL."""
     import xxhash
 
     if codec_id not in usable_codecs() or len(stored) > shape.raw_bytes or len(into) != shape.raw_bytes:
@@ -71,8 +72,8 @@ _compiled: set[tuple[int, str, bool]] = set()  # what has run in this process, e
 
 
 def is_brief(codec_id: int, shape: Shape, *, encodes: bool) -> bool:
-    """Whether encoding, or decoding, takes less than handing it to a thread and hearing back: some tenths of
-    a millisecond at most. Not the first time, which may compile something."""
+    """Whether encoding, or decoding, takes less than handing it to a thread and hearing back:
+    some tenths of a millisecond at most. Not the first time, which may compile something."""
     return (
         codec_id in _BRIEF
         and shape.raw_bytes <= _BRIEF_BYTES
@@ -105,8 +106,8 @@ class StreamEncoder:
         self._contests: dict[int, EncodingContest] = {}  # by codec
 
     def choose(self, shape: Shape, codec_name: str) -> StreamChoice:
-        """Return how to send a fragment of this shape. `codec_name`: the policy's, or `auto` for what was
-        measured to cost least."""
+        """Return how to send a fragment of this shape.
+        `codec_name`: the policy's, or `auto` for what was measured to cost least."""
         names = CANDIDATES if codec_name == "auto" else (codec_name,)
         known = [self._codecs[name] for name in names if name in self._codecs]
         codec = next((one for one in known if one.accepts(shape)), None)
@@ -116,8 +117,9 @@ class StreamEncoder:
         return StreamChoice(codec if contest.is_coded else None, contest)
 
     def encode(self, codec: Codec, shape: Shape, payload: Buffer, checksum: bytes = b"") -> Encoded | None:
-        """Return a fragment encoded; None when it does not fit and is to be sent raw. `payload` must not
-        change meanwhile. `checksum`: of the payload, where it is known. Releases the GIL."""
+        """Return a fragment encoded; None when it does not fit and is to be sent raw.
+        `payload` must not change meanwhile. `checksum`: of the payload, where it is known. Releases the GIL.
+        """
         import xxhash
 
         buffer = np.empty(shape.raw_bytes, np.uint8)  # nothing is reserved: whatever is shorter helps

@@ -48,8 +48,8 @@ class DirectIo:
         return os.preadv(fd, buffers, offset)
 
     def write(self, fd: int, buffers: Sequence[Buffer | bytes], offset: int, *, durable: bool = False) -> int:
-        """Write `buffers` in turn at `offset`; return the bytes written. `durable`: on the medium when
-        this returns."""
+        """Write `buffers` in turn at `offset`; return the bytes written.
+        `durable`: on the medium when this returns."""
         return os.pwritev(fd, buffers, offset, os.RWF_DSYNC if durable else 0)
 
     def sync(self, fd: int) -> None:
@@ -89,8 +89,8 @@ def supports_direct(directory: Path) -> bool:
 def write_fully(
     io: DirectIo, fd: int, buffers: Sequence[Buffer | bytes], offset: int, *, durable: bool = False
 ) -> None:
-    """Write all of `buffers` in one call. Raises CopyError: a short write is a failed one, its space is
-    abandoned rather than trusted."""
+    """Write all of `buffers` in one call. Raises CopyError:
+    a short write is a failed one, its space is abandoned rather than trusted."""
     expected = sum(len(buffer) for buffer in buffers)
     try:
         written = io.write(fd, buffers, offset, durable=durable)

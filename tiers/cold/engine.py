@@ -105,9 +105,9 @@ class ColdStore:
         master_keys: MasterKeys | None = None,
         io: DirectIo | None = None,
     ) -> "ColdStore":
-        """Own the directory `path`, preallocate `num_segments` files of `segment_bytes` in it, and return the
-        store. With `master_keys` records are encrypted (keyring.py, envelope.py). `io` replaces
-        the system calls (tests).
+        """Own the directory `path`, preallocate its segment files, and return the store.
+        With `master_keys` records are encrypted (keyring.py, envelope.py). `io` replaces the system calls
+        (tests).
 
         Raises ColdStoreError, naming the fix: the directory has another owner, the disk is too small,
         the sizes make no sense. Damage is not an error: see `recover`.
@@ -136,10 +136,11 @@ class ColdStore:
         as_stored: bool = False,
         encryptions: Sequence[Encryption | None] = (),
     ) -> list[CopyOutcome]:
-        """Store records; neighbours share a system call. Outcomes in the order of `items`; never raises
-        for what the disk does. A payload (len == label.raw_length) with a checksum in its label must not
-        change during the call; one without is copied first, and the copy is hashed and written. `as_stored`:
-        payloads are records' as `read_batch` returned them, with their checksums and `encryptions`."""
+        """Store records; neighbours share a system call. Outcomes in the order of `items`.
+        Never raises for what the disk does. A payload (len == label.raw_length) with a checksum in its label
+        must not change during the call; one without is copied first, and the copy is hashed and written.
+        `as_stored`: payloads are records' as `read_batch` returned them, with their checksums and
+        `encryptions`."""
         outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
         with self._busy() as is_open:
             if is_open:
@@ -151,10 +152,11 @@ class ColdStore:
         return outcomes
 
     def read_batch(self, items: Sequence[TransferItem], *, as_stored: bool = False) -> list[CopyOutcome]:
-        """Fill each item's view (at least label.raw_length bytes; a longer one is overwritten up to the
-        next page) and verify it. Outcomes in the order of `items`; never raises for what the disk does.
-        A view is undefined if its outcome has a cause. `as_stored`: leave encoded and encrypted what is;
-        views are label.stored_length long then, and outcomes say how it is encrypted."""
+        """Fill each item's view (at least label.raw_length bytes.
+        A longer one is overwritten up to the next page) and verify it. Outcomes in the order of `items`;
+        never raises for what the disk does. A view is undefined if its outcome has a cause. `as_stored`:
+        leave encoded and encrypted what is; views are label.stored_length long then, and outcomes say how it
+        is encrypted."""
         outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
         with self._busy() as is_open:
             if is_open:
@@ -164,14 +166,14 @@ class ColdStore:
         return outcomes
 
     def whereabouts(self, place: int) -> tuple[Path, int, int]:
-        """Return a record's file, its segment's epoch, and the record's offset in bytes: for reading it in
-        another way (a device's), to be followed by `confirm`."""
+        """Return a record's file, its segment's epoch, and the record's offset in bytes:
+        for reading it in another way (a device's), to be followed by `confirm`."""
         number = extent_of(place)
         return segment_path(self.directory, number), self._segments[number].epoch, offset_of(place)
 
     def confirm(self, place: int, label: FragmentLabel, page: Buffer) -> CopyOutcome:
-        """Return the checksum to expect of the payload that was read with the header in `page`; a cause when
-        that is not the record of `label` any more."""
+        """Return the checksum to expect of the payload that was read with the header in `page`.
+        A cause when that is not the record of `label` any more."""
         number = extent_of(place)
         where = (number, self._segments[number].epoch, offset_of(place) // PAGE_BYTES)
         header = header_of(page, label, where, self.codecs)
@@ -205,8 +207,9 @@ class ColdStore:
             return self._sealer.seal(number, entries[np.argsort(entries["page"])])
 
     def free(self, number: int) -> None:
-        """Forget a segment. When this returns, no restart will find its records again, power loss or
-        not. Idempotent. Raises CopyError when the manifest cannot be written; nothing is freed then."""
+        """Forget a segment. Idempotent.
+        When this returns, no restart will find its records again, power loss or not. Raises CopyError when
+        the manifest cannot be written; nothing is freed then, and it may be tried again."""
         segment = self._segments[number]
         with self._busy() as is_open:
             if not is_open:
@@ -246,9 +249,10 @@ class ColdStore:
         return self.keyring.tenants()
 
     def erase_tenant(self, tenant: str) -> bool:
-        """Destroy a tenant's key. When this returns nothing it ever stored can be read again, here or after a
-        restart; nothing new is stored before `admit_tenant`, because what is on its way may be older. Returns
-        whether it had a key. Raises CopyError when that could not be made durable."""
+        """Destroy a tenant's key; return whether it had one.
+        When this returns nothing it ever stored can be read again, here or after a restart; nothing new is
+        stored before `admit_tenant`, because what is on its way may be older. Raises CopyError when that
+        could not be made durable."""
         with self._busy() as is_open:
             if not is_open:
                 raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
@@ -290,9 +294,9 @@ class ColdStore:
                 log.warning("segment %d: its file stays until the next start (%s)", number, error.strerror)
 
     def recover(self) -> RecoveredStore:
-        """Return everything a former owner sealed, or wrote completely before it died. Segments found
-        unsealed are sealed, those with nothing whole in them are freed. Damage is counted, never raised.
-        Runs once, before the first transfer."""
+        """Return everything a former owner sealed, or wrote completely before it died.
+        Segments found unsealed are sealed, those with nothing whole in them are freed. Damage is counted,
+        never raised. Runs once, before the first transfer."""
         lives = dict(self._manifest.state.lives)
         with ThreadPoolExecutor(_MAX_RECOVERY_THREADS, "kvtier-recovery") as pool:
             work = [pool.submit(examine, self._file(n), sealed=life.sealed) for n, life in lives.items()]
@@ -323,8 +327,7 @@ class ColdStore:
         return [number for number, segment in enumerate(self._segments) if segment.suspect]
 
     def check_integrity(self) -> list[str]:
-        """Audit: lives agree with the manifest, no two records of an unsealed segment overlap, the lock
-        is still ours."""
+        """Return where lives disagree with the manifest, records overlap, or the lock is not ours."""
         problems = []
         if not self._closed and not self._directory_lock.still_ours():
             problems.append(f"{self.directory}: the lock file was replaced; another owner may be at work")

@@ -61,8 +61,8 @@ class FooterHead(NamedTuple):
 
 
 def footer_bytes_for(segment_bytes: int) -> int:
-    """Return the bytes to keep for a footer: enough for a segment of nothing but one-page payloads
-    (about 1.6 % of the segment)."""
+    """Return the bytes to keep for a footer:
+    enough for a segment of nothing but one-page payloads (about 1.6 % of the segment)."""
     num_records = segment_bytes // (2 * PAGE_BYTES)
     body = num_records * ENTRY_BYTES + min(num_records, MAX_NAMESPACES) * HASH_BYTES
     return PAGE_BYTES + -(-body // PAGE_BYTES) * PAGE_BYTES
@@ -123,8 +123,9 @@ def unpack_head(page: bytes | memoryview, segment: int, epoch: int, data_pages: 
 def unpack_footer(
     head: FooterHead, body: bytes | memoryview, segment: int, epoch: int, data_pages: int
 ) -> Footer:
-    """Return the footer with `head` and `body` (copied). Raises FooterError unless the hash matches and
-    every entry lies inside the segment, behind its predecessor."""
+    """Return the footer with `head` and `body` (copied).
+    Raises FooterError unless the hash matches and every entry lies inside the segment, behind its
+    predecessor."""
     if len(body) < head.body_bytes:
         raise FooterError(f"body of {len(body)} bytes, {head.body_bytes} announced")
     body = body[: head.body_bytes]

@@ -27,9 +27,10 @@ class _ReadOnlyIo(DirectIo):
 
 
 def inspect_segment(directory: Path, number: int) -> dict[str, Any]:
-    """Return what is known of segment `number`: `state` (free, unsealed, sealed, unknown), `epoch`,
-    `footer` (valid, tombstone, or what is wrong), `num_records`, `payload_bytes`, `num_encrypted`,
-    `owner_epoch`, `namespaces` (records by hex digest), `problems`.
+    """Return what is known of segment `number`:
+    `state` (free, unsealed, sealed, unknown), `epoch`, `footer` (valid, tombstone, or what is wrong),
+    `num_records`, `payload_bytes`, `num_encrypted`, `owner_epoch`, `namespaces` (records by hex digest),
+    `problems`.
 
     Raises FileNotFoundError when there is no such segment, ManifestDamaged never.
     """

@@ -81,8 +81,7 @@ class SegmentLog:
         return num_bytes > 0 and record_bytes(num_bytes) <= self.data_pages * PAGE_BYTES
 
     def has_free_room(self, num_bytes: int, min_free_segments: int) -> bool:
-        """Whether records of so many bytes in all, headers included, find room and leave so many segments
-        free."""
+        """Whether records of so many bytes in all find room and leave so many segments free."""
         number = self._open.get(False)
         pages = -(-num_bytes // PAGE_BYTES)
         if number is not None and self.segments[number].next_page + pages <= self.data_pages:
@@ -140,8 +139,9 @@ class SegmentLog:
             self._close(forward)
 
     def close_open_segment(self, *, forward: bool) -> None:
-        """Stop appending to one of the open segments. The one for copies forward may only be closed while
-        another segment is free: what is reclaimed must find room somewhere."""
+        """Stop appending to one of the open segments.
+        The one for copies forward may only be closed while another segment is free: what is reclaimed must
+        find room somewhere."""
         if forward in self._open and (not forward or self._free):
             self._close(forward)
 
@@ -172,8 +172,8 @@ class SegmentLog:
         (self._free if number < self.num_segments else self._leaving_free).append(number)
 
     def resize(self, num_segments: int) -> None:
-        """Set the number of segments. The files of those that are new must be there already. Afterwards
-        segments may be ready to seal."""
+        """Set the number of segments. The files of those that are new must be there already.
+        Afterwards segments may be ready to seal."""
         assert num_segments >= 2
         self.num_segments = num_segments
         while len(self.segments) < num_segments:
@@ -218,8 +218,8 @@ class SegmentLog:
         segment.live_bytes = live_bytes
 
     def sealed_segments(self) -> list[int]:
-        """Return the segments that may be reclaimed, oldest first; those that leave before the others, as
-        long as there is room to copy forward into."""
+        """Return the segments that may be reclaimed, oldest first.
+        Those that leave before the others, as long as there is room to copy forward into."""
         sealed = [n for n, s in enumerate(self.segments) if s.state is SegmentState.SEALED]
         leaves_first = bool(self._free)
         return sorted(
@@ -240,7 +240,8 @@ class SegmentLog:
         return RoomStatistics(capacity, free, taken, taken - live)
 
     def check_integrity(self) -> list[str]:
-        """Audit: states agree with lists and counts. (Live records against the catalog: planner.)"""
+        """Audit: states agree with lists and counts. (Live records against the catalog:
+        planner.)"""
         problems = []
         for number, segment in enumerate(self.segments):
             is_free = number in (self._free if number < self.num_segments else self._leaving_free)

@@ -73,8 +73,8 @@ def scratch_bytes(label: FragmentLabel) -> int:
 def stage_encoded(
     scratch: Scratch, label: FragmentLabel, payload: Buffer, codecs: RecordCodecs
 ) -> StagedWrite:
-    """Lay out the record of an encoded payload. Raises DoesNotFit, and CodecError when there is no such
-    codec."""
+    """Lay out the record of an encoded payload.
+    Raises DoesNotFit, and CodecError when there is no such codec."""
     length = label.stored_length
     record = scratch.take(record_bytes(length))
     end = PAGE_BYTES + length
@@ -85,8 +85,9 @@ def stage_encoded(
 
 
 def stage_write(scratch: Scratch, payload: Buffer, *, private: bool, apart: bool = False) -> StagedWrite:
-    """Lay out a record of `payload`. `private`: from a copy that nothing else can change; `apart`: what is
-    written will be encrypted, and is not in the place of `payload`."""
+    """Lay out a record of `payload`.
+    `private`: from a copy that nothing else can change; `apart`: what is written will be encrypted, and is
+    not in the place of `payload`."""
     length = len(payload)
     whole = length - length % PAGE_BYTES
     if private or apart or not whole or not is_aligned(payload):
@@ -110,8 +111,9 @@ def stage_write(scratch: Scratch, payload: Buffer, *, private: bool, apart: bool
 
 
 def stage_read(scratch: Scratch, into: Buffer, label: FragmentLabel, *, as_stored: bool) -> StagedRead:
-    """Lay out the reading of a fragment's record. `into` may be longer than its payload, as a slot is;
-    its last page is then filled up with the record's zeros. `as_stored`: not to be decoded."""
+    """Lay out the reading of a fragment's record.
+    `into` may be longer than its payload, as a slot is; its last page is then filled up with the record's
+    zeros. `as_stored`: not to be decoded."""
     length = stored_bytes(label)
     if label.codec_id and not as_stored:
         record = scratch.take(record_bytes(length))

@@ -41,8 +41,8 @@ class SegmentLife:
 
 @dataclass(slots=True)
 class StoreState:
-    """What the parts of one cold store share. `lock` guards everything below a segment's life, and the
-    counters."""
+    """What the parts of one cold store share.
+    `lock` guards everything below a segment's life, and the counters."""
 
     io: DirectIo
     manifest: Manifest

@@ -78,8 +78,8 @@ class Envelopes:
     def seal(
         self, tenant: str, identity: bytes, checksum: bytes, payload: Buffer, into: Buffer
     ) -> tuple[int, Envelope]:
-        """Encrypt `payload` to `into`, of the same length, which may be the very same memory; return the id
-        of the key and the envelope. `checksum` is the raw payload's. Raises CopyError."""
+        """Encrypt `payload` to `into`, of the same length, which may be the very same memory.
+        Return the id of the key and the envelope. `checksum` is the raw payload's. Raises CopyError."""
         from cryptography.hazmat.primitives.ciphers import Cipher, modes
 
         key = self.keyring.key_for_writing(tenant)

@@ -97,8 +97,8 @@ class Keyring:
         return key if key is not None and key.id == key_id else None
 
     def key_for_writing(self, tenant: str) -> DataKey:
-        """Return the key to encrypt with, made and durable when this returns. Raises CopyError: NO_KEY while
-        the tenant is being erased."""
+        """Return the key to encrypt with, made and durable when this returns. Raises CopyError:
+        NO_KEY while the tenant is being erased."""
         key = self._keys.get(tenant)
         if key is not None:
             return key
@@ -115,14 +115,15 @@ class Keyring:
         return key
 
     def trust(self, tenant: str) -> tuple[int, int]:
-        """Return (key id, sequence number): recovery accepts a tenant's plain records and those of this key,
-        from this sequence number on."""
+        """Return (key id, sequence number):
+        recovery accepts a tenant's plain records and those of this key, from this sequence number on."""
         return self.key_id(tenant), self._erased.get(tenant, 0)
 
     def erase(self, tenant: str, before: int) -> bool:
-        """Destroy a tenant's key, durably when this returns; what has a sequence number lower than `before`
-        stays gone whatever it was encrypted with. Returns whether there was a key. There will be another one
-        after `admit`: until then plain bytes from before may still be on their way.
+        """Destroy a tenant's key, durably when this returns.
+        What has a sequence number lower than `before` stays gone whatever it was encrypted with. Returns
+        whether there was a key. There will be another one after `admit`: until then plain bytes from before
+        may still be on their way.
 
         Raises CopyError; the key is then still there, or gone after a restart. Trying again is right.
         """
@@ -140,8 +141,8 @@ class Keyring:
     # ------------------------------------------------------------------------------ master keys
 
     def take(self, master_keys: MasterKeys) -> int:
-        """Use other master keys from now on, with every data key wrapped under the first of them, durably
-        when this returns. Returns how many had to be wrapped anew.
+        """Use other master keys from now on; return how many data keys had to be wrapped anew.
+        Every data key is wrapped under the first of them, durably when this returns.
 
         Raises KeyringError when none of them opens some data key; nothing has changed then. Raises CopyError
         when the key file could not be replaced; the keys from before are still needed then.
@@ -166,8 +167,8 @@ class Keyring:
             self._unwrap_all(self._wrapped, master_keys)
 
     def wrapped_by(self, tenant: str) -> str:
-        """Return the id of the master key that a tenant's data key is wrapped with; empty when it has none,
-        or an older version wrapped it."""
+        """Return the id of the master key that a tenant's data key is wrapped with.
+        Empty when it has none, or an older version wrapped it."""
         return str(self._wrapped.get(tenant, {}).get("master", ""))
 
     def master_key_uses(self) -> list[MasterKeyUse]:
@@ -240,8 +241,8 @@ class _Content(NamedTuple):
 
 
 def count_wraps(directory: Path) -> Counter[str]:
-    """Return how many data keys of a store each master key wraps, by id; empty is one that an older version
-    did not name. Needs no key, and no lock. Raises KeyringError."""
+    """Return how many data keys of a store each master key wraps, by id.
+    Empty is one that an older version did not name. Needs no key, and no lock. Raises KeyringError."""
     return _count_wraps(_read(directory / FILE_NAME).wrapped)
 
 

@@ -58,15 +58,17 @@ class MasterKeys:
         return f"MasterKeys({', '.join(self.ids)})"
 
     def wrap(self, secret: bytes, bound: bytes) -> bytes:
-        """Return `secret` encrypted with the key in force; unwrapping needs the same `bound`. Nonces
-        are random: one master key wraps far fewer than the 2**32 secrets that NIST SP 800-38D allows."""
+        """Return `secret` encrypted with the key in force; unwrapping needs the same `bound`.
+        Nonces are random: one master key wraps far fewer than the 2**32 secrets that NIST SP 800-38D allows.
+        """
         nonce = secrets.token_bytes(_NONCE_BYTES)
         wrapped: bytes = self._ciphers[self.current_id].encrypt(nonce, secret, bound)
         return nonce + wrapped
 
     def unwrap(self, wrapped: bytes, bound: bytes) -> tuple[str, bytes] | None:
-        """Return the id of the key that `wrapped` was made with, and what is in it; None when it is none of
-        these, or damaged. Every key is tried: there are few, and no word in a file has to be believed."""
+        """Return the id of the key that `wrapped` was made with, and what is in it.
+        None when it is none of these, or damaged. Every key is tried: there are few, and no word in a file
+        has to be believed."""
         from cryptography.exceptions import InvalidTag
 
         for name, cipher in self._ciphers.items():
@@ -83,9 +85,9 @@ def key_id(key: bytes) -> str:
 
 
 def read_master_keys(path: Path, *, owner_uid: int | None = None) -> list[bytes]:
-    """Return the keys of a file, the one in force first. Only the user `owner_uid` (this process's
-    unless given) may be able to read it; of a Secret that a kubelet mounted its group, too: the file is
-    root's, and no process outside of the pod sees it.
+    """Return the keys of a file, the one in force first.
+    Only the user `owner_uid` (this process's unless given) may be able to read it; of a Secret that a kubelet
+    mounted its group, too: the file is root's, and no process outside of the pod sees it.
 
     Raises KeyringError: it is missing, others could read it, or it holds something else.
     """

@@ -137,8 +137,9 @@ class ExtentEngine:
         return digests
 
     def run_length(self, items: Sequence[CopyItem], start: int) -> int:
-        """Return how many items from `start` on lie back to back in the source (its places are offsets)
-        and fill neighbouring slots here to the last byte: what `write_run` can take at once."""
+        """Return how many items from `start` on `write_run` can take at once:
+        those that lie back to back in the source (its places are offsets) and fill neighbouring slots here to
+        the last byte."""
         place, label = items[start].target, items[start].label
         source, length = items[start].source, label.raw_length
         if label.checksum or self._room.slot_bytes_of(place) != length:
@@ -186,8 +187,9 @@ class ExtentEngine:
         return found
 
     def generations_of(self, places: NDArray[np.int64], labels: LabelColumns) -> NDArray[np.uint64] | None:
-        """Return the generations (n,) uint64 of the fragments at `places` (n,) int64. None where it is not
-        certain that each is that of its label: `verify` finds which is not, and counts it."""
+        """Return the generations (n,) uint64 of the fragments at `places` (n,) int64.
+        None where it is not certain that each is that of its label: `verify` finds which is not, and counts
+        it."""
         words, slots = labels.words, slots_of(places)
         if words is None:
             return None

@@ -55,8 +55,8 @@ class LabelColumns:
 
     @cached_property
     def words(self) -> npt.NDArray[np.uint64] | None:
-        """The headers' identity words of these labels, (n, 8) uint64; None where a label has no checksum yet,
-        and cannot be compared as a whole."""
+        """The headers' identity words of these labels, (n, 8) uint64.
+        None where a label has no checksum yet, and cannot be compared as a whole."""
         hashes, checksums, count = b"".join(self._hashes), b"".join(self.checksums), len(self.labels)
         if len(hashes) != count * HASH_BYTES or len(checksums) != count * CHECKSUM_BYTES:
             return None
@@ -121,8 +121,9 @@ class SlotHeaders:
     def generations_of(
         self, slots: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]
     ) -> npt.NDArray[np.uint64] | None:
-        """Return the generations (n,) uint64 of `slots` (n,) int64; None unless each is filled with the
-        fragment of its row of `words`, (n, 8) uint64 (`LabelColumns.words`) names."""
+        """Return the generations (n,) uint64 of `slots` (n,) int64.
+        None unless each is filled with the fragment of its row of `words`, (n, 8) uint64
+        (`LabelColumns.words`) names."""
         rows = np.frombuffer(self._words, np.uint64).reshape(-1, _WORDS)[slots]
         generations: npt.NDArray[np.uint64] = rows[:, 0]
         is_right = not (generations & np.uint64(1)).any() and np.array_equal(rows[:, _IDENTITY], words)

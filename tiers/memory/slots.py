@@ -130,8 +130,8 @@ class SlotPool:
             self._release_equal(number, slots, sizes[0])
 
     def grow(self, num_extents: int) -> None:
-        """Set a larger number of extents: those that were leaving stay, the rest is
-        new, under new numbers."""
+        """Set a larger number of extents:
+        those that were leaving stay, the rest is new, under new numbers."""
         assert num_extents >= self.num_extents
         while self.num_extents < num_extents and self.leaving:
             number = min(self.leaving, key=lambda n: (-len(self._extents[n].taken), n))  # the fullest
@@ -186,8 +186,8 @@ class SlotPool:
         )
 
     def extents(self) -> list[int]:
-        """Return the numbers of all extents that are not gone, those that leave included, in the order in
-        which `reserve` begins them."""
+        """Return the numbers of all extents that are not gone, in the order in which `reserve` begins them.
+        Those that leave are included."""
         return [number for number in range(len(self._extents)) if number not in self._gone]
 
     def taken_slots(self, number: int) -> int:
@@ -217,8 +217,8 @@ class SlotPool:
         return None if domain == _UNBOUND else domain
 
     def statistics(self) -> RoomStatistics:
-        """Return the present numbers; slots of uncut extents count as free in full. What is in leaving
-        extents counts as taken, but not to the capacity: it has to find room elsewhere."""
+        """Return the present numbers; slots of uncut extents count as free in full.
+        What is in leaving extents counts as taken, but not to the capacity: it has to find room elsewhere."""
         capacity = self.num_extents * self.extent_bytes
         taken = staying = self._taken_bytes
         for number in self.leaving:

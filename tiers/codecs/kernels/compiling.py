@@ -18,8 +18,8 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
 def compiled(function: Loop) -> Loop:
-    """Compile with the first call. Kept between runs where there is a place for it: a read-only root file
-    system without a home has none, and compiles each time."""
+    """Compile with the first call. Kept between runs where there is a place for it:
+    a read-only root file system without a home has none, and compiles each time."""
     try:
         dispatcher = njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # numba's word for "no place to keep it"

@@ -202,9 +202,10 @@ def pack_block(
     exceptions_at: Any,
     top: Any,
 ) -> Any:
-    """Pack the block of 512 `values` (uint16 [value]) at byte `values_at` into `blocks` (uint8) at
-    `blocks_at`, and its exceptions into theirs, behind which up to 64 bytes are overwritten but none beyond
-    the array. Return the number of exceptions, or NOT_DONE. The places of the block are not checked."""
+    """Pack a block; return the number of its exceptions, or NOT_DONE.
+    The 512 `values` (uint16 [value]) at byte `values_at` go into `blocks` (uint8) at `blocks_at`, and its
+    exceptions into theirs, behind which up to 64 bytes are overwritten but none beyond the array. The places
+    of the block are not checked."""
     del typing_context, values_at, blocks_at, exceptions_at, top
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -209,8 +209,8 @@ def _unpack(blocks: Any, at: Any, top: Any, listed: Any, values: Any, first: Any
 
 @compiled
 def pack(values: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, target: Any) -> Any:
-    """Write `values` (uint16, the parts one behind the other) as exact/exponents.py says, the blocks from
-    byte `blocks_at` of `target` (uint8) and the exceptions from `exceptions_at`.
+    """Write `values` (uint16, the parts one behind the other) as exact/exponents.py says.
+    The blocks go to byte `blocks_at` of `target` (uint8) on, the exceptions to `exceptions_at`.
 
     Returns the bytes written, -1 when they do not fit, and ASKEW when `target` does not begin at a multiple
     of 8. What is behind them is then undefined.
@@ -248,11 +248,11 @@ def pack(values: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, target
 
 @compiled
 def unpack(source: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, values: Any) -> Any:
-    """Undo `pack`: fill `values`. Returns ALL_RIGHT, or the first part with another number of exceptions than
-    the head says, BEYOND when all that it says would not end within `source`, OTHER_SHAPE for another number
-    of parts, ASKEW when `source` does not begin at a multiple of 8. Reads nothing beyond it whatever the head
-    says; `source` is at least `exceptions_at` long.
-    """
+    """Undo `pack`: fill `values`.
+    Returns ALL_RIGHT, or the first part with another number of exceptions than the head says, BEYOND when all
+    that it says would not end within `source`, OTHER_SHAPE for another number of parts, ASKEW when `source`
+    does not begin at a multiple of 8. Reads nothing beyond it whatever the head says; `source` is at least
+    `exceptions_at` long."""
     if source.ctypes.data % 8:
         return ASKEW
     part_values = values.size // num_parts

@@ -52,8 +52,8 @@ def nearest(value: Any) -> Any:
 
 @compiled
 def nearest_code(value: Any) -> Any:
-    """Return a float32 in 0 to 255 rounded as `nearest` does, as uint8: the lowest bits of the same sum. A
-    conversion would go through 64 bits and take four times as long."""
+    """Return a float32 in 0 to 255 rounded as `nearest` does, as uint8: the lowest bits of the same sum.
+    A conversion would go through 64 bits and take four times as long."""
     return np.uint8(bits_of(value + np.float32(12582912.0)) & np.uint32(0xFF))
 
 
@@ -80,8 +80,8 @@ def float_of_half(word: Any) -> Any:
 
 @compiled
 def half_towards(value: Any, upwards: Any) -> Any:
-    """Return the float16 nearest to a float32 on its lower side, or on its upper one. What is out of range
-    becomes a word that is not finite."""
+    """Return the float16 nearest to a float32 on its lower side, or on its upper one.
+    What is out of range becomes a word that is not finite."""
     bits = bits_of(value)
     sign = np.uint32(bits >> np.uint32(31))
     magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))

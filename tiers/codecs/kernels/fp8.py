@@ -191,8 +191,9 @@ def encode_fp8(
     into: Any,
     stride: Any,
 ) -> Any:
-    """Encode heads `first_head` to `end_head` of each of `units`, uint16 [unit, token, head, dim] in one
-    piece of memory, into `into` (uint8), `stride` bytes apart, with zeros in between.
+    """Encode heads `first_head` to `end_head` of each of `units` into `into` (uint8).
+    `units`: uint16 [unit, token, head, dim] in one piece of memory; they are written `stride` bytes apart,
+    with zeros in between.
 
     Returns False when a value, or a scale, is not finite, or `into` is too short.
     """

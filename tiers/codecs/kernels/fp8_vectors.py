@@ -118,8 +118,9 @@ def _emit_code(builder: Any, words: Any, bases: Any, mantissa_bits: int) -> Any:
 def largest_magnitude(
     typing_context: Any, words: Any, words_at: Any, num_rows: Any, row_bytes: Any, num_lines: Any
 ) -> Any:
-    """Return the largest of the words (uint16) of a tile without their signs: `num_lines` times 32 of them
-    at the begin of each of `num_rows` rows, the first at byte `words_at`. Places are not checked."""
+    """Return the largest of the words (uint16) of a tile without their signs:
+    `num_lines` times 32 of them at the begin of each of `num_rows` rows, the first at byte `words_at`. Places
+    are not checked."""
     del typing_context, words_at, num_rows, row_bytes, num_lines
     place = types.intp
 

@@ -127,8 +127,8 @@ def row_extremes(
     low: Any,
     high: Any,
 ) -> Any:
-    """Fill `low` and `high` (int16) with the smallest and the largest key (floats.key_of) of each row of a
-    tile as `write_by_token` has it."""
+    """Fill `low` and `high` (int16) with the smallest and the largest key of each row of a tile.
+    Keys are those of floats.key_of, the tile is as `write_by_token` has it."""
     del typing_context, words_at, num_rows, row_bytes, num_lines
     place = types.intp
 

@@ -49,8 +49,8 @@ def _pack_bits(codes: Any, shift: Any, area: Any) -> Any:
 
 @compiled
 def pack(codes: Any, bits: Any, target: Any) -> Any:
-    """Fill `target` (uint8, codes.size * bits / 8 long) from `codes` (uint8 below 2^bits, a multiple
-    of 8 of them)."""
+    """Fill `target` (uint8, codes.size * bits / 8 long) from `codes`.
+    Those are uint8 below 2^bits, a multiple of 8 of them."""
     eighth = codes.size // 8
     shift = 0
     at = 0

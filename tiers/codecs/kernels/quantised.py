@@ -198,9 +198,9 @@ def _encode_segment(words: Any, row: Any, inset: Any, is_half: Any, into: Any) -
 
 @compiled
 def encode_int(units: Any, table: Any, insets: Any, is_half: Any, into: Any) -> Any:
-    """Encode segments of `units`, uint16 [unit, token, head, dim] in one piece of memory, tile after tile
-    (group of tokens, then head): scales of all tiles of a segment (uint16 [2, n] each, n channels or tokens),
-    then their codes.
+    """Encode segments of `units`, uint16 [unit, token, head, dim] in one piece of memory.
+    Tile after tile (group of tokens, then head): scales of all tiles of a segment (uint16 [2, n] each, n
+    channels or tokens), then their codes.
 
     `table` (int64 [segment, NUM_COLUMNS]) says what and where in `into`; `insets` (float32) are by bits.
     Returns False when a value, or a scale, is not finite. Places are not checked.
@@ -303,8 +303,9 @@ def _decode_segment(words: Any, row: Any, is_half: Any, source: Any) -> Any:
 
 @compiled
 def decode_int(units: Any, table: Any, is_half: Any, source: Any) -> Any:
-    """Undo `encode_int`: fill the heads of `units` that `table` speaks of. Returns whether all scales are
-    finite; when not, what was filled is undefined. `source` has all of them. Places are not checked."""
+    """Undo `encode_int`: fill the heads of `units` that `table` speaks of.
+    Returns whether all scales are finite; when not, what was filled is undefined. `source` has all of them.
+    Places are not checked."""
     for number in range(table.shape[0]):
         row = table[number]
         if not _decode_segment(units[row[UNIT]], row, is_half, source):

@@ -27,8 +27,8 @@ NO_ROOM = -1
 def encode(
     values: Any, classes: Any, frequencies: Any, starts: Any, states: Any, words: Any, escapes: Any
 ) -> Any:
-    """Encode `values` (int32 [row, column]) by the tables of `classes` (column -> row of `frequencies` and
-    `starts`, both [class, symbol]).
+    """Encode `values` (int32 [row, column]) by the tables of `classes`.
+    Those are rows of `frequencies` and `starts`, both [class, symbol], by column.
 
     Fills `states` (uint32 [NUM_STATES]), the end of `words` (uint16) and the end of `escapes` (int32);
     returns (words, escapes) used, NO_ROOM for the first when they are too few.
@@ -77,9 +77,9 @@ def decode(
     values: Any,
     has_escape: Any,
 ) -> Any:
-    """Undo `encode`: fill `values` (float32 [row, column]) and `has_escape` (bool [row]). `symbols` (uint8
-    [class, 2^PRECISION]) names the symbol of every slot. Returns whether words, states and escapes came out
-    even; reads nothing beyond them whatever they are. Changes `states`."""
+    """Undo `encode`: fill `values` (float32 [row, column]) and `has_escape` (bool [row]).
+    `symbols` (uint8 [class, 2^PRECISION]) names the symbol of every slot. Returns whether words, states and
+    escapes came out even; reads nothing beyond them whatever they are. Changes `states`."""
     num_rows, num_columns = values.shape
     next_word, next_escape, index = 0, 0, 0
     mask = np.uint32((1 << PRECISION) - 1)

@@ -59,8 +59,8 @@ def largest_exponent(typing_context: Any, values: Any, num_rows: Any, row_bytes:
 def count_windows(
     typing_context: Any, values: Any, num_rows: Any, row_bytes: Any, top: Any, width: Any, counts: Any
 ) -> Any:
-    """Fill `counts` (int64 [NUM_WINDOWS]): how many of the same values have an exponent in the window of
-    `width` exponents that begins at `top`, `top` - 1, and so on. Exponents wrap around."""
+    """Fill `counts` (int64 [NUM_WINDOWS]) with how many of the same values lie in each window.
+    Windows of `width` exponents begin at `top`, `top` - 1, and so on. Exponents wrap around."""
     del typing_context, num_rows, row_bytes, top, width
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

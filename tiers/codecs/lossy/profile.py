@@ -32,8 +32,8 @@ VERSION: Final = 1
 
 
 class ProfileError(Exception):
-    """A profile that makes no sense, was damaged, or is of another model. The message says which and what to
-    do."""
+    """A profile that makes no sense, was damaged, or is of another model.
+    The message says which and what to do."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -150,8 +150,8 @@ class Profiled:
         return loosest([self._coders[rule].exactness for rule in self.profile.rules_by_unit[layer, plane]])
 
     def fixed_rates(self, shape: Shape) -> list[tuple[Rule, int]] | None:
-        """Return the rules of these layers, each with the offset of its bytes, for decoding on a device; None
-        when a length depends on the data."""
+        """Return the rules of these layers, each with the offset of its bytes, for decoding on a device.
+        None when a length depends on the data."""
         layout = self._layout(shape)
         return None if layout.varying else [(segment.rule, segment.start) for segment in layout.fixed]
 

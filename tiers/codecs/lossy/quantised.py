@@ -50,8 +50,8 @@ class SegmentCoder(Protocol):
         ...
 
     def encode(self, words: Words, into: Bytes) -> int:
-        """Fill `into`, or its beginning, from `words` [token, head, dim]; return the bytes written. Raises
-        DoesNotFit for values that are not finite, out of range, or need more bytes."""
+        """Fill `into`, or its beginning, from `words` [token, head, dim]; return the bytes written.
+        Raises DoesNotFit for values that are not finite, out of range, or need more bytes."""
         ...
 
     def decode(self, stored: Bytes, words: Words) -> None:
@@ -181,8 +181,8 @@ class IntSegments:
         self._is_half = placed[0][0].is_half
 
     def encode(self, units: Words, into: Bytes) -> None:
-        """Encode heads of `units` [unit, token, head, dim], zeros in between. Raises DoesNotFit for what is
-        not finite."""
+        """Encode heads of `units` [unit, token, head, dim], zeros in between.
+        Raises DoesNotFit for what is not finite."""
         assert into.size >= self._end
         if not kernels().encode_int(units, self._table, _INSETS, self._is_half, into):
             raise DoesNotFit
@@ -225,8 +225,8 @@ class Fp8Segment(_Tiled):
         self.decode_units(stored, len(stored), words[None])
 
     def encode_units(self, units: Words, into: Bytes, stride: int) -> None:
-        """Encode each of `units` [unit, token, head, dim] as `encode` does, `stride` bytes apart, zeros in
-        between: a call costs as much as some ten kilobytes. Raises DoesNotFit."""
+        """Encode each of `units` [unit, token, head, dim] as `encode` does, `stride` bytes apart.
+        One call for all, because it costs as much as some ten kilobytes. Raises DoesNotFit."""
         if not fp8_kernels().encode_fp8(*self._where(units), self._is_half, into, stride):
             raise DoesNotFit
 

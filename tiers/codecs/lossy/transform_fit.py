@@ -22,8 +22,8 @@ _HEAD_BITS = 8 * 48
 def fit_table(
     samples: NDArray[np.float32], step: float, weight: NDArray[np.float64] | None = None
 ) -> tuple[bytes, float]:
-    """Return a table for values like `samples` [token, dim] in steps of `step`, and the bits a value to
-    reserve. `weight` is [dim, dim], symmetric, not negative."""
+    """Return a table for values like `samples` in steps of `step`, and the bits a value to reserve.
+    `samples`: [token, dim]; `weight`: [dim, dim], symmetric, not negative."""
     mean = samples.mean(axis=0, dtype=np.float64)
     centred = samples.astype(np.float64) - mean
     root, root_inverse = _roots(weight, samples.shape[1])
