@@ -32,12 +32,10 @@ MAX_PERSONS = {"appliance/core": 79, "clients": 16}
 #: folder. Shrinks only.
 MAX_UNDOCUMENTED = {"appliance/core": 10, "clients": 62}
 MAX_UNENDED = {
-    "appliance/calibrate": 8,
     "appliance/core": 48,
     "appliance/replay": 12,
     "clients": 20,
     "policies": 31,
-    "tiers": 96,
 }
 #: Class names that stand twice: the first ones because two runtimes ask for the name, the others still.
 TWICE = {
