@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterator
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import Copy, Instruction, Reply
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
+from kvtier.appliance.core.results import AcquireResult
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.memory.slots import SlotPool
@@ -42,14 +44,14 @@ class CatalogRig:
         self.do(ev.ClientOpened(1, "bench", True, ""))
         self.do(ev.NamespaceRegistered(1, NamespaceIdentity(b"m" * 16, GEOMETRY)))
 
-    def do(self, event: ev.Event) -> list[ev.Instruction]:
+    def do(self, event: ev.Event) -> list[Instruction]:
         """Run one event and its copies; record the longest time the planner took."""
         self.now += 1e-4
         began_at = time.perf_counter()
         instructions = self.planner.handle(event, self.now)
         self.longest_s = max(self.longest_s, time.perf_counter() - began_at)
         for instruction in instructions:
-            if isinstance(instruction, ev.Copy):
+            if isinstance(instruction, Copy):
                 outcomes = [CopyOutcome(None, b"\1" * 16)] * len(instruction.items)
                 self.do(ev.CopyFinished(instruction.copy, outcomes))
         return instructions
@@ -63,7 +65,7 @@ class CatalogRig:
         """Run an acquire and a release of one chain."""
         lease_id = 0
         for instruction in self.do(ev.AcquireRequested(2, 1, "", 1, hashes)):
-            if isinstance(instruction, ev.Reply) and isinstance(instruction.result, ev.AcquireResult):
+            if isinstance(instruction, Reply) and isinstance(instruction.result, AcquireResult):
                 lease_id = instruction.result.lease_id
         self.do(ev.ReleaseRequested(None, 1, [lease_id]))
 

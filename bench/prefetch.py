@@ -33,6 +33,7 @@ from bench.machine import describe
 from bench.oracle import OraclePrefetch
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.options import PlannerOptions
+from kvtier.appliance.core.results import AcquireResult, Result
 from kvtier.appliance.replay.readers import read_trace
 from kvtier.appliance.replay.setups import ModelShape, Setup, capacity_of, choice_of
 from kvtier.appliance.replay.shell import CLIENT
@@ -126,8 +127,8 @@ class QueuedShell(TimedShell):
         self._arrive(request)
         self._arrive_from = saved  # type: ignore[method-assign]
 
-    def _answered(self, call: int, result: ev.Result) -> None:
-        if isinstance(result, ev.AcquireResult):
+    def _answered(self, call: int, result: Result) -> None:
+        if isinstance(result, AcquireResult):
             group_at = self._group_at.setdefault(self._waiting[call].request, {})
             for ready in result.ready:
                 group_at[ready.group] = self.clock.now

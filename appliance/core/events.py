@@ -1,8 +1,8 @@
-"""Events in, instructions out: everything that crosses the wall of the pure core.
+"""Events: what the shell tells the planner.
 
-Events say what happened (this module), instructions what to do (instructions.py), results what was asked for
-(results.py). All are dumb values. The shells (daemon, simulator, replay) speak nothing else with the planner,
-which is why they all drive the same one; `from .core import events as ev` gives a shell all three.
+Events in (this module), instructions out (instructions.py), results of calls inside of instructions
+(results.py). All are plain values. The shells (daemon, simulator, replay) exchange nothing else with the
+planner, so all of them run the same one.
 
 A `call` is an opaque number chosen by the shell; the planner hands it back in `Reply`. A `copy` is a
 number chosen by the planner; the shell hands it back in `CopyFinished`. Times are seconds on the
@@ -18,100 +18,7 @@ from ...policies.registry import PolicyChoice
 from ...tiers.base import CopyOutcome
 from ...tiers.block import NamespaceIdentity, Tier, Urgency
 from .encodings import Compression
-from .instructions import (
-    STAGING as STAGING,
-)
-from .instructions import (
-    BlockChange as BlockChange,
-)
-from .instructions import (
-    CancelCopy as CancelCopy,
-)
-from .instructions import (
-    Copy as Copy,
-)
-from .instructions import (
-    FreeSegment as FreeSegment,
-)
-from .instructions import (
-    GiveBack as GiveBack,
-)
-from .instructions import (
-    HastenCopy as HastenCopy,
-)
-from .instructions import (
-    Instruction as Instruction,
-)
-from .instructions import (
-    Notify as Notify,
-)
-from .instructions import (
-    Publish as Publish,
-)
-from .instructions import (
-    PublishRun as PublishRun,
-)
-from .instructions import (
-    Reply as Reply,
-)
-from .instructions import (
-    Retract as Retract,
-)
-from .instructions import (
-    RetractRun as RetractRun,
-)
-from .instructions import (
-    SealSegment as SealSegment,
-)
-from .instructions import (
-    StoreNamespace as StoreNamespace,
-)
 from .options import PlannerOptions
-from .results import (
-    AcquireResult as AcquireResult,
-)
-from .results import (
-    CountResult as CountResult,
-)
-from .results import (
-    EvictResult as EvictResult,
-)
-from .results import (
-    KeepAliveResult as KeepAliveResult,
-)
-from .results import (
-    NamespaceResult as NamespaceResult,
-)
-from .results import (
-    PinResult as PinResult,
-)
-from .results import (
-    PrefetchResult as PrefetchResult,
-)
-from .results import (
-    PutOutcome as PutOutcome,
-)
-from .results import (
-    PutResult as PutResult,
-)
-from .results import (
-    ReadyFragment as ReadyFragment,
-)
-from .results import (
-    ReadyFragments as ReadyFragments,
-)
-from .results import (
-    Refusal as Refusal,
-)
-from .results import (
-    ReleaseResult as ReleaseResult,
-)
-from .results import (
-    ReserveResult as ReserveResult,
-)
-from .results import (
-    Result as Result,
-)
 
 
 class RetentionHint(NamedTuple):

@@ -38,6 +38,7 @@ from .copying.copies import Copies
 from .copying.refusals import Refusals
 from .copying.write_budget import WriteBudget
 from .inspection import Inspection
+from .instructions import Instruction, SealSegment
 from .options import PlannerOptions
 from .promotion.loads import Loads
 from .promotion.prefetch import Prefetching
@@ -56,6 +57,7 @@ from .requests.sessions import Sessions
 from .requests.usage import Usage
 from .requests.waiting import Waiting
 from .requests.writes import Writes
+from .results import CountResult, Refusal
 
 
 class LookupResult(NamedTuple):
@@ -172,13 +174,13 @@ class Planner:
 
     # ------------------------------------------------------------------------------------ the wall
 
-    def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
+    def handle(self, event: ev.Event, now: float) -> list[Instruction]:
         """Take in one event; return what to do, to be executed in order."""
         self._begin(event, now)
         self._finish()
         return self.core.outbox.take()
 
-    def begin(self, event: ev.Event, now: float) -> list[ev.Instruction]:
+    def begin(self, event: ev.Event, now: float) -> list[Instruction]:
         """Do the first half of `handle`: what callers wait for. For a shell that sends answers before the
         second half, `finish`, which otherwise comes with the next event: a get whose load landed is answered
         without waiting for evictions and policies. The same two halves in the same order as in
@@ -186,7 +188,7 @@ class Planner:
         self._begin(event, now)
         return self.core.outbox.take()
 
-    def finish(self) -> list[ev.Instruction]:
+    def finish(self) -> list[Instruction]:
         """Do the second half of `handle`, unless that was done already: evictions, retries, prefetches."""
         self._finish()
         return self.core.outbox.take()
@@ -222,7 +224,7 @@ class Planner:
         self.ahead.idle()
         self.reads.report()
 
-    def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | ev.Refusal:
+    def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | Refusal:
         """How much of a chain is stored, where, and how long loading it takes. Changes nothing."""
         namespace = self.catalog.namespaces.get(namespace_id)
         if namespace is None:
@@ -346,14 +348,14 @@ class Planner:
     def _session_forked(self, event: ev.SessionForked) -> None:
         session = self.sessions.get(event.session_id)
         count = self.sessions.fork(session, event.new_session_id, event.client) if session else 0
-        self.requests.reply(event.call, ev.CountResult(count))
+        self.requests.reply(event.call, CountResult(count))
 
     def _session_ended(self, event: ev.SessionEnded) -> None:
         session = self.sessions.get(event.session_id)
         rows = self.sessions.end(session) if session else []
         self.prefetching.give_up(rows)
         count = sum(self.pressure.archiving.add(row) for row in rows) if event.archive else 0
-        self.requests.reply(event.call, ev.CountResult(count))
+        self.requests.reply(event.call, CountResult(count))
 
     # --------------------------------------------------------------------------------- the machine
 
@@ -397,15 +399,15 @@ class Planner:
     def _drain_started(self, event: ev.DrainStarted) -> None:
         self.writes.is_closed = True
         num_blocks = self.pressure.archiving.add_all()
-        self.requests.reply(event.call, ev.CountResult(num_blocks))
+        self.requests.reply(event.call, CountResult(num_blocks))
 
-    def close_cold_store(self) -> list[ev.Instruction]:
+    def close_cold_store(self) -> list[Instruction]:
         """Last step of a drain: seal what is open. Returns the instructions."""
         log = self.core.log
         if log is None:
             return []
         log.close_open_segments()
-        return [ev.SealSegment(number) for number in log.take_segments_to_seal()]
+        return [SealSegment(number) for number in log.take_segments_to_seal()]
 
     def _tick(self, event: ev.Tick) -> None:
         now = self.core.now

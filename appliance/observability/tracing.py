@@ -26,8 +26,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from ... import __version__
 from ...tiers.block import STANDARD_TIERS
-from ..core.events import STAGING, AcquireAbandoned, AcquireRequested, CommitRequested, CopyFinished, Event
-from ..core.instructions import Copy, Reply
+from ..core.events import AcquireAbandoned, AcquireRequested, CommitRequested, CopyFinished, Event
+from ..core.instructions import STAGING, Copy, Reply
 from ..core.results import AcquireResult, PutOutcome, PutResult, Refusal
 from ..errors import StartError
 from ..server.call_latency import TRACEPARENT

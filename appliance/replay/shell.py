@@ -12,7 +12,9 @@ import numpy as np
 
 from ...policies.base import Future
 from ..core import events as ev
+from ..core.instructions import Reply
 from ..core.planner import Planner
+from ..core.results import NamespaceResult, PutOutcome, PutResult, Result
 from .future import TraceFuture
 from .setups import Setup, identities_of
 from .traces import Trace
@@ -22,7 +24,7 @@ CLIENT = 1
 Progress = Callable[[int], None]  # requests done so far
 PROGRESS_STEP = 64
 #: Bytes of what was stored, as a put's result has them.
-STORED, DEDUPLICATED = bytes([ev.PutOutcome.STORED]), bytes([ev.PutOutcome.DEDUPLICATED])
+STORED, DEDUPLICATED = bytes([PutOutcome.STORED]), bytes([PutOutcome.DEDUPLICATED])
 
 
 #: Gets what failed and what took its place, in words.
@@ -64,9 +66,9 @@ class Shell:
             future=future,
             on_policy_failed=on_policy_failed or _give_up,
         )
-        self.results: dict[int, ev.Result] = {}  # last answer per call, until it is taken
+        self.results: dict[int, Result] = {}  # last answer per call, until it is taken
         self.num_refused_blocks = 0
-        self.execute: dict[type, Callable[[Any], None]] = {ev.Reply: self._reply}
+        self.execute: dict[type, Callable[[Any], None]] = {Reply: self._reply}
         self._next_call = 0
         self.step(ev.ClientOpened(CLIENT, "replay", True, ""), 0.0)
         self.namespace_ids: list[int] = []
@@ -75,7 +77,7 @@ class Shell:
             call = self.call()
             self.step(ev.NamespaceRegistered(call, identity), 0.0)
             answer = self.results.pop(call)
-            if not isinstance(answer, ev.NamespaceResult):
+            if not isinstance(answer, NamespaceResult):
                 raise ValueError(f"{setup.label}: {answer}")
             self.namespace_ids.append(answer.namespace_id)
             self.block_bytes.append(identity.geometry.block_bytes)
@@ -127,9 +129,9 @@ class Shell:
             num_decoded_tokens=hint.num_decoded_tokens,
         )
 
-    def count_refused(self, result: ev.Result) -> None:
+    def count_refused(self, result: Result) -> None:
         """Count the blocks of a put that were refused."""
-        if isinstance(result, ev.PutResult):
+        if isinstance(result, PutResult):
             count = result.outcomes.count
             self.num_refused_blocks += len(result.outcomes) - count(STORED) - count(DEDUPLICATED)
 
@@ -138,7 +140,7 @@ class Shell:
         rooms = self.planner.rooms
         return {tier.label: rooms[tier].statistics().capacity_bytes for tier in sorted(rooms)}
 
-    def _reply(self, reply: ev.Reply) -> None:
+    def _reply(self, reply: Reply) -> None:
         self.results[reply.call] = reply.result
 
 

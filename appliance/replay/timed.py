@@ -19,6 +19,8 @@ import numpy as np
 
 from ...tiers.block import Urgency
 from ..core import events as ev
+from ..core.instructions import CancelCopy, Copy, FreeSegment, HastenCopy, Reply
+from ..core.results import AcquireResult, Refusal, Result
 from .outcomes import Outcome, hits_by_tier, percentiles
 from .setups import Setup
 from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
@@ -51,10 +53,10 @@ class TimedShell(Shell):
         super().__init__(trace, setup, progress, on_policy_failed)
         self.mover = VirtualMover(self.clock, self.speeds, self._step)
         self.execute |= {
-            ev.Copy: self.mover.start,
-            ev.CancelCopy: self.mover.cancel,
-            ev.HastenCopy: self.mover.hasten,
-            ev.FreeSegment: self._free_segment,
+            Copy: self.mover.start,
+            CancelCopy: self.mover.cancel,
+            HastenCopy: self.mover.hasten,
+            FreeSegment: self._free_segment,
         }
         self._tick_at = INFINITY
         self.num_hits = np.zeros(trace.num_requests, np.int32)
@@ -102,7 +104,7 @@ class TimedShell(Shell):
         namespace_id = self.namespace_ids[trace.namespace[request]]
         session = trace.sessions[request]
         found = self.planner.lookup(namespace_id, chain)
-        assert not isinstance(found, ev.Refusal)
+        assert not isinstance(found, Refusal)
         log_tier = self.setup.ladder.log_tier
         num_one_sided = next((n for n, tier in enumerate(found.tiers) if tier == log_tier), found.num_blocks)
         if num_one_sided:
@@ -122,10 +124,10 @@ class TimedShell(Shell):
         self._waiting[acquire.call] = _Acquire(request, found.tiers[:num_one_sided])
         return self._step(acquire)
 
-    def _answered(self, call: int, result: ev.Result) -> None:
+    def _answered(self, call: int, result: Result) -> None:
         """Take in an answer of an acquire; the last one counts."""
         waiting = self._waiting[call]
-        if isinstance(result, ev.AcquireResult):
+        if isinstance(result, AcquireResult):
             waiting.tiers = result.tiers or waiting.tiers
             if not result.last:
                 return
@@ -196,7 +198,7 @@ class TimedShell(Shell):
         self.step(event, self.clock.now)
         self._arm()
 
-    def _reply(self, reply: ev.Reply) -> None:
+    def _reply(self, reply: Reply) -> None:
         if reply.call in self._waiting:
             # Not now: the planner is in the middle of a step.
             self.clock.at(self.clock.now, lambda: self._answered(reply.call, reply.result))
@@ -206,7 +208,7 @@ class TimedShell(Shell):
         else:
             super()._reply(reply)
 
-    def _free_segment(self, instruction: ev.FreeSegment) -> None:
+    def _free_segment(self, instruction: FreeSegment) -> None:
         freed = ev.SegmentFreed(instruction.segment)
         self.clock.at(self.clock.now + FREE_SEGMENT_S, lambda: self._step(freed))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core import events as ev
+from ..core.instructions import Copy
 from .outcomes import Outcome, hits_by_tier
 from .setups import Setup
 from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
@@ -34,8 +35,8 @@ class UntimedShell(Shell):
         on_policy_failed: PolicyFailedListener | None = None,
     ) -> None:
         super().__init__(trace, setup, progress, on_policy_failed)
-        self._copies: list[ev.Copy] = []
-        self.execute[ev.Copy] = self._copies.append
+        self._copies: list[Copy] = []
+        self.execute[Copy] = self._copies.append
 
     def run(self) -> Outcome:
         """Replay the whole trace. Returns the outcome, audited."""

@@ -10,6 +10,7 @@ from ... import __version__
 from ...v1 import admin_pb2 as pb
 from ...v1.conversions import tier_to_wire
 from ..core import events
+from ..core.results import EvictResult, Refusal
 from ..errors import error, from_refusal
 from ..security import request_checks as checks
 from ..security.callers import Caller
@@ -210,9 +211,9 @@ class AdminService:
         wanted = (tier, request.bytes, request.namespace_id)
         answer = self._service.appliance.ask(lambda call: events.EvictRequested(call, *wanted))
         result = await answer if isinstance(answer, asyncio.Future) else answer
-        if isinstance(result, events.Refusal):
+        if isinstance(result, Refusal):
             raise from_refusal(result)
-        assert isinstance(result, events.EvictResult)
+        assert isinstance(result, EvictResult)
         return pb.EvictResponse(
             num_blocks=result.num_blocks,
             bytes=result.num_bytes,

@@ -27,6 +27,15 @@ from ..config import CompressionSettings
 from ..core import events
 from ..core.options import PlannerOptions
 from ..core.planner import Planner
+from ..core.results import (
+    AcquireResult,
+    KeepAliveResult,
+    NamespaceResult,
+    PutResult,
+    Refusal,
+    ReleaseResult,
+    ReserveResult,
+)
 from ..errors import error, from_refusal
 from ..replies import Replies
 from ..security import request_checks as checks
@@ -118,7 +127,7 @@ class CacheService:
         prefill = checks.prefill_speed(request.prefill) if request.HasField("prefill") else None
         answer = self.appliance.ask(lambda call: events.NamespaceRegistered(call, identity, prefill))
 
-        def registered(result: events.NamespaceResult) -> pb.RegisterNamespaceResponse:
+        def registered(result: NamespaceResult) -> pb.RegisterNamespaceResponse:
             self.namespaces[result.namespace_id] = identity
             return pb.RegisterNamespaceResponse(
                 namespace_id=result.namespace_id,
@@ -130,7 +139,7 @@ class CacheService:
                 takes_first_chunks=True,
             )
 
-        return respond(answer, events.NamespaceResult, registered)
+        return respond(answer, NamespaceResult, registered)
 
     # -------------------------------------------------------------------------------- reading
 
@@ -139,7 +148,7 @@ class CacheService:
         hashes = self.chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
         found = self.planner.lookup(request.namespace_id, hashes)
-        if isinstance(found, events.Refusal):
+        if isinstance(found, Refusal):
             raise from_refusal(found)
         return pb.LookupResponse(
             num_blocks=found.num_blocks,
@@ -154,7 +163,7 @@ class CacheService:
         self,
         caller: Caller,
         request: pb.AcquireRequest,
-        convert: Callable[[events.AcquireResult], T],
+        convert: Callable[[AcquireResult], T],
         device_reader: ConnectedClient | None = None,
         reads_hbm: bool = False,
     ) -> Replies[T]:
@@ -207,7 +216,7 @@ class CacheService:
         finally:
             self.appliance.abandon(replies)
 
-    def acquired(self, result: events.AcquireResult) -> pb.AcquireResponse:
+    def acquired(self, result: AcquireResult) -> pb.AcquireResponse:
         """Return one answer of an acquire, places named as clients map them."""
         response = pb.AcquireResponse(
             lease_id=result.lease_id,
@@ -241,7 +250,7 @@ class CacheService:
         lease_ids = self._lease_ids(request.lease_ids)
         answer = self.appliance.ask(lambda call: events.ReleaseRequested(call, client.id, lease_ids))
         return respond(
-            answer, events.ReleaseResult, lambda result: pb.ReleaseResponse(num_unknown=result.num_unknown)
+            answer, ReleaseResult, lambda result: pb.ReleaseResponse(num_unknown=result.num_unknown)
         )
 
     def keep_alive(
@@ -254,7 +263,7 @@ class CacheService:
         answer = self.appliance.ask(lambda call: events.KeptAlive(call, client.id, lease_ids, ttl_s))
         return respond(
             answer,
-            events.KeepAliveResult,
+            KeepAliveResult,
             lambda result: pb.KeepAliveResponse(expired_lease_ids=result.expired),
         )
 
@@ -278,7 +287,7 @@ class CacheService:
         answer = self.appliance.ask(event)
         return respond(
             answer,
-            events.ReserveResult,
+            ReserveResult,
             lambda result: pb.ReserveResponse(reservation_id=result.reservation_id, outcomes=result.outcomes),
         )
 
@@ -304,7 +313,7 @@ class CacheService:
                 call, client.id, request.request_id, request.reservation_id, spans, build and build(call)
             )
         )
-        return respond(answer, events.PutResult, lambda result: pb.CommitResponse(outcomes=result.outcomes))
+        return respond(answer, PutResult, lambda result: pb.CommitResponse(outcomes=result.outcomes))
 
     def reservation(
         self, caller: Caller, client: ConnectedClient, request: pb.ReserveRequest

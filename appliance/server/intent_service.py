@@ -5,6 +5,7 @@ import asyncio
 from ...tiers.block import Tier
 from ...v1 import kvcache_pb2 as pb
 from ..core import events
+from ..core.results import CountResult, PinResult, PrefetchResult
 from ..errors import error
 from ..security import request_checks as checks
 from ..security.callers import Caller
@@ -36,7 +37,7 @@ class IntentService:
         )
         return respond(
             answer,
-            events.PinResult,
+            PinResult,
             lambda result: pb.PinResponse(pin_id=result.pin_id, num_blocks=result.num_blocks),
         )
 
@@ -66,7 +67,7 @@ class IntentService:
         )
         return respond(
             answer,
-            events.PrefetchResult,
+            PrefetchResult,
             lambda result: pb.PrefetchResponse(
                 num_blocks=result.num_blocks, num_promoted=result.num_promoted
             ),
@@ -96,9 +97,7 @@ class IntentService:
         old = caller.known_session("session_id", request.session_id)
         new = caller.known_session("new_session_id", request.new_session_id)
         answer = cache.appliance.ask(lambda call: events.SessionForked(call, client.id, old, new))
-        return respond(
-            answer, events.CountResult, lambda result: pb.ForkSessionResponse(num_blocks=result.count)
-        )
+        return respond(answer, CountResult, lambda result: pb.ForkSessionResponse(num_blocks=result.count))
 
     def end_session(
         self, caller: Caller, request: pb.EndSessionRequest
@@ -109,6 +108,4 @@ class IntentService:
         session_id = caller.known_session("session_id", request.session_id)
         archive = request.archive
         answer = cache.appliance.ask(lambda call: events.SessionEnded(call, client.id, session_id, archive))
-        return respond(
-            answer, events.CountResult, lambda result: pb.EndSessionResponse(num_archived=result.count)
-        )
+        return respond(answer, CountResult, lambda result: pb.EndSessionResponse(num_archived=result.count))

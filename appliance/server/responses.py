@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..core import events
+from ..core.results import Refusal, Result
 from ..errors import from_refusal
 
 R = TypeVar("R")
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def respond(
-    answer: "events.Result | asyncio.Future[events.Result]",
+    answer: "Result | asyncio.Future[Result]",
     kind: type[T],
     to_response: Callable[[T], R],
 ) -> "R | asyncio.Future[R]":
@@ -22,8 +22,8 @@ def respond(
     by the future.
     """
 
-    def convert(result: events.Result) -> R:
-        if isinstance(result, events.Refusal):
+    def convert(result: Result) -> R:
+        if isinstance(result, Refusal):
             raise from_refusal(result)
         assert isinstance(result, kind)
         return to_response(result)
@@ -32,7 +32,7 @@ def respond(
         return convert(answer)
     later: asyncio.Future[R] = asyncio.get_running_loop().create_future()
 
-    def arrived(future: "asyncio.Future[events.Result]") -> None:
+    def arrived(future: "asyncio.Future[Result]") -> None:
         if later.done():  # its caller is gone
             return
         try:

@@ -28,7 +28,7 @@ from ...tiers.codecs.streaming import (
 from ...tiers.payload import copy
 from ...v1 import kvcache_pb2 as pb
 from ..config import CompressionSettings
-from ..core.events import ReadyFragment
+from ..core.results import ReadyFragment
 from ..errors import error
 
 MAX_AHEAD = 2  # fragments being encoded or waiting to be sent

@@ -18,6 +18,7 @@ from ...tiers.codecs.streaming import SendMeter, StreamEncoder
 from ...v1 import kvcache_pb2 as pb
 from ...v1.shm import PAGE_BYTES
 from ..core import events
+from ..core.results import KeepAliveResult, PutResult, Refusal
 from ..errors import error, from_refusal
 from ..security.callers import Caller
 from ..security.client_registry import ConnectedClient
@@ -121,9 +122,9 @@ class ByteStreams:
         else:
             self._buffers.give(offset)
             result = answer
-        if isinstance(result, events.Refusal):
+        if isinstance(result, Refusal):
             raise from_refusal(result)
-        assert isinstance(result, events.PutResult)
+        assert isinstance(result, PutResult)
         return pb.PutResponse(outcomes=result.outcomes)
 
     # ------------------------------------------------------------------------------------- get
@@ -201,9 +202,9 @@ class ByteStreams:
         """
         appliance = self._service.appliance
         kept = appliance.ask(lambda call: events.KeptAlive(call, client.id, [lease_id]))
-        if isinstance(kept, events.Refusal):  # the client has left meanwhile
+        if isinstance(kept, Refusal):  # the client has left meanwhile
             raise from_refusal(kept)
-        assert isinstance(kept, events.KeepAliveResult), "answered at once"
+        assert isinstance(kept, KeepAliveResult), "answered at once"
         if kept.expired:
             raise error("LEASE_EXPIRED", "the lease ended while its blocks were being sent; get them again")
         self._service.clients.heard_of(client)

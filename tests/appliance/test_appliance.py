@@ -12,6 +12,19 @@ import pytest
 from kvtier.appliance.appliance import TURNS_TO_ANSWER, Appliance
 from kvtier.appliance.backends import TierBackends
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import (
+    BlockChange,
+    Copy,
+    FreeSegment,
+    Instruction,
+    Notify,
+    Publish,
+    Reply,
+    Retract,
+    SealSegment,
+    StoreNamespace,
+)
+from kvtier.appliance.core.results import AcquireResult, PutResult, ReadyFragments, ReleaseResult
 from kvtier.appliance.event_log import EventLog
 from kvtier.appliance.transfer.lanes import Edge, Route
 from kvtier.tiers.base import Cause, CopyError, CopyItem, CopyOutcome, EngineStatistics
@@ -28,21 +41,21 @@ IDENTITY = NamespaceIdentity(b"m" * 16, Geometry(1, 1, 64, 16, "float16"))
 class ScriptedPlanner:
     """Answers each event with the next entry of its script; remembers what it was told."""
 
-    def __init__(self, *script: list[ev.Instruction]) -> None:
+    def __init__(self, *script: list[Instruction]) -> None:
         self.script = deque(script)
-        self.rest: deque[list[ev.Instruction]] = deque()  # of steps in two halves
+        self.rest: deque[list[Instruction]] = deque()  # of steps in two halves
         self.told: list[ev.Event] = []
         self.times: list[float] = []
         self.deadline: float | None = None
 
-    def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
+    def handle(self, event: ev.Event, now: float) -> list[Instruction]:
         self.told.append(event)
         self.times.append(now)
         return self.script.popleft() if self.script else []
 
     begin = handle
 
-    def finish(self) -> list[ev.Instruction]:
+    def finish(self) -> list[Instruction]:
         return self.rest.popleft() if self.rest else []
 
     is_busy = False
@@ -129,8 +142,8 @@ def build(planner: ScriptedPlanner, recorder: Recorder) -> Appliance:
     return appliance
 
 
-def copy(number: int, edge: Edge) -> ev.Copy:
-    return ev.Copy(number, edge.source, edge.target, [CopyItem(0, number, LABEL)], Urgency.QUEUED, client=1)
+def copy(number: int, edge: Edge) -> Copy:
+    return Copy(number, edge.source, edge.target, [CopyItem(0, number, LABEL)], Urgency.QUEUED, client=1)
 
 
 def released(call: int) -> ev.ReleaseRequested:
@@ -147,7 +160,7 @@ async def until_told(planner: ScriptedPlanner, kind: type) -> ev.Event:
 def test_every_instruction_is_executed_by_somebody() -> None:
     async def main() -> None:
         appliance = build(ScriptedPlanner(), Recorder())
-        assert set(typing.get_args(ev.Instruction)) == set(appliance._execute)
+        assert set(typing.get_args(Instruction)) == set(appliance._execute)
         await appliance.stop()
 
     run(main())
@@ -155,9 +168,9 @@ def test_every_instruction_is_executed_by_somebody() -> None:
 
 def test_a_reply_in_the_same_step_needs_no_future() -> None:
     async def main() -> None:
-        planner = ScriptedPlanner([ev.Reply(1, ev.ReleaseResult(3))])
+        planner = ScriptedPlanner([Reply(1, ReleaseResult(3))])
         appliance = build(planner, Recorder())
-        assert appliance.ask(released) == ev.ReleaseResult(3)
+        assert appliance.ask(released) == ReleaseResult(3)
         assert planner.told == [ev.ReleaseRequested(1, 1, [])]
         await appliance.stop()
 
@@ -166,13 +179,13 @@ def test_a_reply_in_the_same_step_needs_no_future() -> None:
 
 def test_a_later_reply_completes_a_future() -> None:
     async def main() -> None:
-        planner = ScriptedPlanner([], [ev.Reply(1, ev.ReleaseResult(3)), ev.Reply(9, ev.ReleaseResult(0))])
+        planner = ScriptedPlanner([], [Reply(1, ReleaseResult(3)), Reply(9, ReleaseResult(0))])
         appliance = build(planner, Recorder())
         answer = appliance.ask(released)
         assert isinstance(answer, asyncio.Future)
         assert not answer.done()
         appliance.step(ev.Tick())
-        assert await answer == ev.ReleaseResult(3)
+        assert await answer == ReleaseResult(3)
         assert appliance.counters["replies_to_nobody"] == 1
         await appliance.stop()
 
@@ -185,11 +198,11 @@ def test_instructions_run_in_order_and_their_effects_come_after_them() -> None:
     async def main() -> None:
         recorder = Recorder()
         planner = ScriptedPlanner(
-            [ev.Retract(Tier.DRAM, 7), copy(1, STAGING), ev.Retract(Tier.DRAM, 8)],
-            [ev.Publish(Tier.DRAM, 7, LABEL), ev.Reply(1, ev.PutResult(b"\2"))],
+            [Retract(Tier.DRAM, 7), copy(1, STAGING), Retract(Tier.DRAM, 8)],
+            [Publish(Tier.DRAM, 7, LABEL), Reply(1, PutResult(b"\2"))],
         )
         appliance = build(planner, recorder)
-        assert appliance.ask(released) == ev.PutResult(b"\2"), "a short put is answered in one go"
+        assert appliance.ask(released) == PutResult(b"\2"), "a short put is answered in one go"
         assert recorder.done == [("retract", 7), ("inline", 1), ("retract", 8), ("publish", 7)]
         assert isinstance(planner.told[1], ev.CopyFinished)
         assert planner.told[1].outcomes == [CopyOutcome(None, b"c" * 16)]
@@ -204,12 +217,12 @@ def test_what_others_hear_of_a_landing_waits_for_its_answers(is_another_first: b
 
     async def main() -> None:
         recorder = Recorder()
-        planner = ScriptedPlanner([copy(1, STAGING)], [ev.Reply(1, ev.PutResult(b"\2"))])
-        planner.rest.append([ev.Retract(Tier.DRAM, 9)])
+        planner = ScriptedPlanner([copy(1, STAGING)], [Reply(1, PutResult(b"\2"))])
+        planner.rest.append([Retract(Tier.DRAM, 9)])
         appliance = build(planner, recorder)
         heard: list[type] = []
         appliance.observers.append(lambda event, instructions, now: heard.append(type(event)))
-        assert appliance.ask(released) == ev.PutResult(b"\2")
+        assert appliance.ask(released) == PutResult(b"\2")
         assert recorder.done == [("inline", 1)]
         if is_another_first:
             appliance.step(ev.Tick())
@@ -218,7 +231,7 @@ def test_what_others_hear_of_a_landing_waits_for_its_answers(is_another_first: b
         assert recorder.done == [("inline", 1), ("retract", 9)]
         assert heard[:3] == [ev.ReleaseRequested, ev.CopyFinished, ev.CopyFinished]
         planner.script += [[copy(2, STAGING)], []]
-        planner.rest.append([ev.Retract(Tier.DRAM, 5)])
+        planner.rest.append([Retract(Tier.DRAM, 5)])
         appliance.step(ev.Tick())
         await appliance.stop()
         assert recorder.done[-2:] == [("retract", 5), "close"], "carried out while there are tiers"
@@ -228,7 +241,7 @@ def test_what_others_hear_of_a_landing_waits_for_its_answers(is_another_first: b
 
 def test_a_planner_that_raised_is_not_asked_again() -> None:
     async def main() -> None:
-        planner = ScriptedPlanner([ev.Retract(Tier.NVME, 7)])  # there is no such tier here
+        planner = ScriptedPlanner([Retract(Tier.NVME, 7)])  # there is no such tier here
         appliance = build(planner, Recorder())
         with pytest.raises(KeyError):
             appliance.step(ev.Tick())
@@ -241,8 +254,8 @@ def test_a_planner_that_raised_is_not_asked_again() -> None:
 
 
 def test_a_stream_ends_with_its_last_answer_or_with_a_refusal() -> None:
-    def answer(number: int, *, last: bool) -> ev.Reply:
-        return ev.Reply(1, ev.AcquireResult(5, number, ev.ReadyFragments(), last, 1.0))
+    def answer(number: int, *, last: bool) -> Reply:
+        return Reply(1, AcquireResult(5, number, ReadyFragments(), last, 1.0))
 
     async def main() -> None:
         planner = ScriptedPlanner([answer(1, last=False)], [answer(2, last=False)], [answer(3, last=True)])
@@ -270,7 +283,7 @@ def test_a_stream_ends_with_its_last_answer_or_with_a_refusal() -> None:
 
 def test_an_abandoned_stream_is_told_and_its_answers_dropped() -> None:
     async def main() -> None:
-        planner = ScriptedPlanner([], [ev.Reply(1, ev.AcquireResult(5, 1, ev.ReadyFragments(), True, 1.0))])
+        planner = ScriptedPlanner([], [Reply(1, AcquireResult(5, 1, ReadyFragments(), True, 1.0))])
         appliance = build(planner, Recorder())
         replies = appliance.ask_many(lambda call: ev.AcquireRequested(call, 1, "", 1, []), lambda r: r)
         appliance.abandon(replies)
@@ -288,7 +301,7 @@ def test_no_record_is_written_before_its_namespace_is_stored() -> None:
     async def main() -> None:
         recorder = Recorder()
         recorder.gate.clear()
-        planner = ScriptedPlanner([ev.StoreNamespace(IDENTITY), copy(1, SPILL)])
+        planner = ScriptedPlanner([StoreNamespace(IDENTITY), copy(1, SPILL)])
         appliance = build(planner, recorder)
         appliance.step(ev.Tick())
         await turns()
@@ -309,7 +322,7 @@ def test_a_store_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> Non
     async def main() -> None:
         recorder = Recorder()
         recorder.fails = True
-        planner = ScriptedPlanner([ev.StoreNamespace(IDENTITY), copy(1, SPILL)])
+        planner = ScriptedPlanner([StoreNamespace(IDENTITY), copy(1, SPILL)])
         appliance = build(planner, recorder)
         appliance.step(ev.Tick())
         lost = await until_told(planner, ev.TierLost)
@@ -365,7 +378,7 @@ def test_a_store_that_failed_is_asked_again_and_comes_back(
 def test_segments_are_kept_in_the_order_asked_and_freeing_is_told() -> None:
     async def main() -> None:
         recorder = Recorder()
-        planner = ScriptedPlanner([ev.SealSegment(3), ev.FreeSegment(2), ev.SealSegment(4)])
+        planner = ScriptedPlanner([SealSegment(3), FreeSegment(2), SealSegment(4)])
         appliance = build(planner, recorder)
         appliance.step(ev.Tick())
         assert await until_told(planner, ev.SegmentFreed) == ev.SegmentFreed(2)
@@ -412,7 +425,7 @@ def test_a_deadline_that_moved_away_makes_no_tick() -> None:
 
 def test_a_planner_that_raises_ends_the_daemon() -> None:
     class Broken(ScriptedPlanner):
-        def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
+        def handle(self, event: ev.Event, now: float) -> list[Instruction]:
             raise AssertionError("the books do not balance")
 
     async def main() -> None:
@@ -427,11 +440,11 @@ def test_a_planner_that_raises_ends_the_daemon() -> None:
 
 def test_notices_become_events() -> None:
     async def main() -> None:
-        planner = ScriptedPlanner([ev.Notify(ev.BlockChange.REMOVED, 1, Tier.DRAM, [b"p" * 32], "evicted")])
+        planner = ScriptedPlanner([Notify(BlockChange.REMOVED, 1, Tier.DRAM, [b"p" * 32], "evicted")])
         appliance = build(planner, Recorder())
         appliance.step(ev.Tick())
         [event] = appliance.events.after(0)
-        assert (event.change, event.reason) == (ev.BlockChange.REMOVED, "evicted")
+        assert (event.change, event.reason) == (BlockChange.REMOVED, "evicted")
         assert appliance.check_integrity() == []
         await appliance.stop()
 

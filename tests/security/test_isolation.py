@@ -12,6 +12,7 @@ import pytest
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.catalog import Catalog
 from kvtier.appliance.core.catalog.policy_facts import PolicyFacts
+from kvtier.appliance.core.instructions import Copy, Instruction, Reply
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 
@@ -28,7 +29,7 @@ class Watched(Shared):
         planner = self.planner
         handle = planner.handle
 
-        def watched(what: ev.Event, now: float) -> list[ev.Instruction]:
+        def watched(what: ev.Event, now: float) -> list[Instruction]:
             instructions = handle(what, now)
             self.said += [shape(instruction) for instruction in instructions]
             return instructions
@@ -40,13 +41,13 @@ class Watched(Shared):
             planner.handle = handle  # type: ignore[method-assign]
 
 
-def shape(instruction: ev.Instruction) -> str:
+def shape(instruction: Instruction) -> str:
     kind = type(instruction).__name__
-    if isinstance(instruction, ev.Reply):
+    if isinstance(instruction, Reply):
         result = instruction.result
         outcomes = getattr(result, "outcomes", b"")
         return f"{kind} {type(result).__name__} {getattr(result, 'num_blocks', '')} {bytes(outcomes).hex()}"
-    if isinstance(instruction, ev.Copy):
+    if isinstance(instruction, Copy):
         return f"{kind} {len(instruction.items)}"
     return kind
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.results import Refusal
 from kvtier.tiers.block import Urgency
 
 from .ladder import HBM
@@ -99,7 +100,7 @@ class Acquire(Request):
             self.daemon.step(ev.ReleaseRequested(None, self.client.number, [self.lease_id]))
 
     def _answered(self, result: Any) -> None:
-        if isinstance(result, ev.Refusal) or self.is_released:
+        if isinstance(result, Refusal) or self.is_released:
             return
         if result.lease_id and not self.lease_id:
             self.lease_id = result.lease_id

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.results import PinResult, Refusal
 from kvtier.tiers.block import NamespaceIdentity
 
 from .acquiring import Acquire
@@ -192,7 +193,7 @@ class Crowd:
             return
         path = self.keys.draw(self.world.rng)
         found = self.daemon.planner.lookup(namespace[0], path)
-        assert not isinstance(found, ev.Refusal)
+        assert not isinstance(found, Refusal)
         for prefix_hash in path[: found.num_blocks]:
             if (namespace[1].digest, prefix_hash) not in self.accepted:
                 raise Violation("lookup", "reports a block that nobody ever committed")
@@ -220,7 +221,7 @@ class Crowd:
         self.daemon.step(request)
 
     def _pinned(self, result: Any) -> None:
-        if isinstance(result, ev.PinResult):
+        if isinstance(result, PinResult):
             self.pins.append(result.pin_id)
 
     def _unpin(self, client: Client) -> None:
@@ -308,5 +309,5 @@ class Crowd:
 
 
 def _must_be_refused(result: Any) -> None:
-    if not isinstance(result, ev.Refusal) or result.reason != "UNKNOWN_NAMESPACE":
+    if not isinstance(result, Refusal) or result.reason != "UNKNOWN_NAMESPACE":
         raise Violation("domains", f"a namespace of another domain was answered with {result}")

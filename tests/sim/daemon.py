@@ -8,7 +8,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import (
+    CancelCopy,
+    Copy,
+    FreeSegment,
+    GiveBack,
+    HastenCopy,
+    Instruction,
+    Notify,
+    Publish,
+    PublishRun,
+    Reply,
+    Retract,
+    RetractRun,
+    SealSegment,
+    StoreNamespace,
+)
 from kvtier.appliance.core.planner import Planner
+from kvtier.appliance.core.results import AcquireResult, PutResult, Refusal, ReserveResult, Result
 from kvtier.tiers.base import Room
 from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.log import SegmentLog
@@ -35,7 +52,7 @@ class Call:
     """A request that waits for its answer."""
 
     client: int
-    on_reply: Callable[[ev.Result], None]
+    on_reply: Callable[[Result], None]
     due: float  # when it must have been answered, slack included
 
 
@@ -105,32 +122,32 @@ class Daemon:
         if not config.hbm_is_shared:  # the daemon's, once it has measured
             self.planner.handle(ev.ColdEdgeOpened(config.straight_codecs), world.now)
         self._execute: dict[type, Callable[..., None]] = {
-            ev.Reply: self._reply,
-            ev.Copy: self.mover.start,
-            ev.CancelCopy: self.mover.cancel,
-            ev.HastenCopy: self.mover.hasten,
-            ev.Publish: lambda i: self.memories[i.tier].publish(i.place, i.label),
-            ev.PublishRun: self._publish_run,
-            ev.Retract: lambda i: self.memories[i.tier].retract(i.place),
-            ev.RetractRun: self._retract_run,
-            ev.SealSegment: lambda i: self._run_store_task(self.cold.seal, i.segment),
-            ev.FreeSegment: lambda i: self._run_store_task(self._free, i.segment),
-            ev.GiveBack: self._give_back,
-            ev.StoreNamespace: self._store_namespace,
-            ev.Notify: self._notify,
+            Reply: self._reply,
+            Copy: self.mover.start,
+            CancelCopy: self.mover.cancel,
+            HastenCopy: self.mover.hasten,
+            Publish: lambda i: self.memories[i.tier].publish(i.place, i.label),
+            PublishRun: self._publish_run,
+            Retract: lambda i: self.memories[i.tier].retract(i.place),
+            RetractRun: self._retract_run,
+            SealSegment: lambda i: self._run_store_task(self.cold.seal, i.segment),
+            FreeSegment: lambda i: self._run_store_task(self._free, i.segment),
+            GiveBack: self._give_back,
+            StoreNamespace: self._store_namespace,
+            Notify: self._notify,
         }
 
-    def _publish_run(self, run: ev.PublishRun) -> None:
+    def _publish_run(self, run: PublishRun) -> None:
         for place, label in zip(run.places, run.labels, strict=True):
             self.memories[run.tier].publish(place, label)
 
-    def _retract_run(self, run: ev.RetractRun) -> None:
+    def _retract_run(self, run: RetractRun) -> None:
         for place in run.places:
             self.memories[run.tier].retract(place)
 
     # ------------------------------------------------------------------------------------ calls
 
-    def call(self, client: int, on_reply: Callable[[ev.Result], None], due: float = float("inf")) -> int:
+    def call(self, client: int, on_reply: Callable[[Result], None], due: float = float("inf")) -> int:
         """Return the number of a new call; `on_reply` hears every answer at once."""
         self._next_call += 1
         self._calls[self._next_call] = Call(client, on_reply, due + SLACK_S)
@@ -153,14 +170,14 @@ class Daemon:
             self._carry_out(event, self.planner.finish())
         self.oracle.after_step()
 
-    def _carry_out(self, event: ev.Event, instructions: list[ev.Instruction]) -> None:
+    def _carry_out(self, event: ev.Event, instructions: list[Instruction]) -> None:
         world = self.world
         if isinstance(event, ev.Tick | ev.ClientGone):
             self.oracle.clients_gone()
         self.removed_now = {
             (i.namespace_id, prefix_hash)
             for i in instructions
-            if isinstance(i, ev.Notify) and is_removal(i)
+            if isinstance(i, Notify) and is_removal(i)
             for prefix_hash in i.prefix_hashes
         }
         self.oracle.before_copies(event, instructions)
@@ -208,7 +225,7 @@ class Daemon:
         self.oracle.check_quiescence()
         self.writes.check_quiet(self)
 
-    def copies_in_flight(self) -> list[ev.Copy]:
+    def copies_in_flight(self) -> list[Copy]:
         """Return the copies the planner waits for."""
         return self.mover.in_flight()
 
@@ -234,7 +251,7 @@ class Daemon:
 
     # --------------------------------------------------------------------------------- instructions
 
-    def _reply(self, reply: ev.Reply) -> None:
+    def _reply(self, reply: Reply) -> None:
         result = reply.result
         self.world.note(">Reply", reply.call, *_result_detail(result))
         call = self._calls.get(reply.call)
@@ -242,13 +259,13 @@ class Daemon:
             if reply.call <= 0 or reply.call > self._next_call:
                 raise Violation("replies", f"an answer to call {reply.call}, which nobody made")
             return
-        if not isinstance(result, ev.AcquireResult) or result.last:
+        if not isinstance(result, AcquireResult) or result.last:
             del self._calls[reply.call]
-        if isinstance(result, ev.AcquireResult):
+        if isinstance(result, AcquireResult):
             self._check_ready(call.client, result)
         call.on_reply(result)
 
-    def _check_ready(self, client: int, result: ev.AcquireResult) -> None:
+    def _check_ready(self, client: int, result: AcquireResult) -> None:
         leased = self.leased.setdefault(result.lease_id, {}) if client in self.local and result.ready else {}
         holder = self.planner.leases.clients.get(client)
         for ready in result.ready:
@@ -263,7 +280,7 @@ class Daemon:
                 leased[ready.tier, ready.place] = None
                 slot.num_leases += 1
 
-    def _notify(self, notice: ev.Notify) -> None:
+    def _notify(self, notice: Notify) -> None:
         hashes = [prefix_hash.hex()[:8] for prefix_hash in notice.prefix_hashes]
         self.world.note(">Notify", notice.change.name, notice.tier.label, notice.reason, *hashes)
         if is_removal(notice):
@@ -271,7 +288,7 @@ class Daemon:
         else:
             self.oracle.stored(notice)
 
-    def _store_namespace(self, instruction: ev.StoreNamespace) -> None:
+    def _store_namespace(self, instruction: StoreNamespace) -> None:
         # Copies into the store begin later than this, as the real mover holds them back.
         self.cold.store_namespace(instruction.identity)
 
@@ -289,7 +306,7 @@ class Daemon:
         self.cold.free(segment)
         self.step(ev.SegmentFreed(segment))
 
-    def _give_back(self, instruction: ev.GiveBack) -> None:
+    def _give_back(self, instruction: GiveBack) -> None:
         self.world.counts[f"given_back_{instruction.tier.label}"] += 1
         if instruction.tier is NVME:
             self.cold.give_back(instruction.number)
@@ -346,12 +363,12 @@ def _detail(event: ev.Event) -> tuple[object, ...]:
     return ()
 
 
-def _result_detail(result: ev.Result) -> tuple[object, ...]:
-    if isinstance(result, ev.AcquireResult):
+def _result_detail(result: Result) -> tuple[object, ...]:
+    if isinstance(result, AcquireResult):
         places = [(r.block, r.group, r.tier.label, r.place) for r in result.ready]
         return result.lease_id, result.num_blocks, result.last, places
-    if isinstance(result, ev.PutResult | ev.ReserveResult):
+    if isinstance(result, PutResult | ReserveResult):
         return (result.outcomes.hex(),)
-    if isinstance(result, ev.Refusal):
+    if isinstance(result, Refusal):
         return (result.reason,)
     return ()

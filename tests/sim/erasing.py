@@ -9,6 +9,7 @@ Drawn from a source of randomness of their own, so that a seed without is the sa
 from random import Random
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.results import CountResult, Result
 from kvtier.tiers.block import tenant_of
 
 from .cold import VirtualColdStore
@@ -60,8 +61,8 @@ class Erasing:
         self._doomed |= doomed
         self._contents.doomed |= doomed
 
-        def answered(result: ev.Result) -> None:
-            assert isinstance(result, ev.CountResult)
+        def answered(result: Result) -> None:
+            assert isinstance(result, CountResult)
             self._contents.bury(doomed)
             self._doomed -= doomed
             self._cold.admit(tenant)

@@ -8,6 +8,7 @@ times, because what makes room may take longer than a put waits.
 from typing import TYPE_CHECKING, Any
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.results import PutOutcome, Refusal
 from kvtier.tiers.block import NamespaceIdentity
 from kvtier.tiers.memory.slots import SlotPool
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 NUM_TRIES = 12
-ANSWERED = (ev.PutOutcome.STORED, ev.PutOutcome.DECLINED)  # a policy may say that nobody is to come in
+ANSWERED = (PutOutcome.STORED, PutOutcome.DECLINED)  # a policy may say that nobody is to come in
 
 
 class LastPut(Put):
@@ -31,7 +32,7 @@ class LastPut(Put):
 
     def _stored(self, result: Any) -> None:
         super()._stored(result)
-        if not isinstance(result, ev.Refusal):
+        if not isinstance(result, Refusal):
             self.outcome = result.outcomes[0]
 
 

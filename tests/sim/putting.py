@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.catalog import NO_ROW
+from kvtier.appliance.core.results import PutOutcome, Refusal
 
 from .requests import Chain, Client, Request
 from .world import Violation
@@ -102,7 +103,7 @@ class Put(Request):
         return request
 
     def _reserved(self, result: Any) -> None:
-        if isinstance(result, ev.Refusal) or self.reservation_id or self.is_over:
+        if isinstance(result, Refusal) or self.reservation_id or self.is_over:
             return
         outcomes = result.outcomes
         if result.reservation_id == 0:
@@ -118,7 +119,7 @@ class Put(Request):
     def _commit_rest(self, outcomes: bytes) -> None:
         if not self.crowd.expect(self.client) or self.is_over:
             return
-        needed = [h for h, o in zip(self.hashes, outcomes, strict=True) if o == ev.PutOutcome.NEEDED]
+        needed = [h for h, o in zip(self.hashes, outcomes, strict=True) if o == PutOutcome.NEEDED]
         self._send(self._commit_event, [self._fill(prefix_hash) for prefix_hash in needed])
         self._change_staging()
 
@@ -139,7 +140,7 @@ class Put(Request):
             self.daemon.step(ev.AbortRequested(self.client.number, self.reservation_id))
 
     def _stored(self, result: Any) -> None:
-        if isinstance(result, ev.Refusal):
+        if isinstance(result, Refusal):
             self.was_refused = True  # a refusal is not remembered: the same id would begin anew
             if not self.is_over:
                 self._reuse_staging()
@@ -152,7 +153,7 @@ class Put(Request):
             raise Violation("put outcomes", f"{len(outcomes)} outcomes for {len(self.hashes)} blocks")
         catalog = self.daemon.planner.catalog
         for prefix_hash, outcome in zip(self.hashes, outcomes, strict=True):
-            if outcome not in (ev.PutOutcome.STORED, ev.PutOutcome.DEDUPLICATED):
+            if outcome not in (PutOutcome.STORED, PutOutcome.DEDUPLICATED):
                 if outcome == 0:
                     raise Violation("put outcomes", "a block has no outcome")
                 continue
@@ -160,7 +161,7 @@ class Put(Request):
             is_there = row != NO_ROW and catalog.tier_of(row) is not None
             is_excused = (self.namespace_id, prefix_hash) in self.daemon.removed_now
             is_excused |= self.daemon.oracle.is_lossy
-            if not is_there and outcome == ev.PutOutcome.STORED and not is_excused:
+            if not is_there and outcome == PutOutcome.STORED and not is_excused:
                 raise Violation("put outcomes", f"{prefix_hash.hex()[:8]} is STORED and not readable")
             if is_there and self.session_id and self.daemon.knows(self.client.number):
                 model = self.daemon.oracle.session(self.session_id, self.client.number)

@@ -5,9 +5,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import (
+    Copy,
+    FreeSegment,
+    Instruction,
+    Notify,
+    Publish,
+    PublishRun,
+    Reply,
+    Retract,
+    RetractRun,
+    SealSegment,
+)
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
-from kvtier.appliance.core.results import PutOutcome
+from kvtier.appliance.core.results import PutOutcome, Refusal
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause, CopyOutcome, Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
@@ -62,12 +74,12 @@ class Rig:
             rooms[ladder.named("cxl")] = SlotPool(1, cxl_blocks * 2 * SLOT_BYTES)
         self.planner = Planner(PlannerOptions(**settings), rooms, policies=policies, ladder=ladder)
         self.now = 0.0
-        self.copies: list[ev.Copy] = []  # not finished yet
-        self.started: list[ev.Copy] = []  # ever
-        self.instructions: list[ev.Instruction] = []  # of the last event
+        self.copies: list[Copy] = []  # not finished yet
+        self.started: list[Copy] = []  # ever
+        self.instructions: list[Instruction] = []  # of the last event
         self.answers: dict[int, list[Any]] = {}
         self.published: dict[tuple[Tier, int], bytes] = {}
-        self.notices: list[ev.Notify] = []
+        self.notices: list[Notify] = []
         self.sealed: list[int] = []
         self._num_calls = 0
         self.do(ev.ClientOpened(CLIENT, "client", True, ""))
@@ -82,33 +94,33 @@ class Rig:
         self._num_calls += 1
         return self._num_calls
 
-    def do(self, event: ev.Event) -> list[ev.Instruction]:
+    def do(self, event: ev.Event) -> list[Instruction]:
         """Give the planner an event and carry out what it says; copies are only noted."""
         instructions = self.instructions = self.planner.handle(event, self.now)
         for instruction in instructions:
             match instruction:
-                case ev.Reply():
+                case Reply():
                     self.answers.setdefault(instruction.call, []).append(instruction.result)
-                case ev.Copy():
+                case Copy():
                     self.copies.append(instruction)
                     self.started.append(instruction)
-                case ev.Publish():
+                case Publish():
                     assert (instruction.tier, instruction.place) not in self.published
                     self.published[instruction.tier, instruction.place] = instruction.label.prefix_hash
-                case ev.PublishRun():
+                case PublishRun():
                     for place, label in zip(instruction.places, instruction.labels, strict=True):
                         assert (instruction.tier, place) not in self.published
                         self.published[instruction.tier, place] = label.prefix_hash
-                case ev.Retract():
+                case Retract():
                     del self.published[instruction.tier, instruction.place]
-                case ev.RetractRun():
+                case RetractRun():
                     for place in instruction.places:
                         del self.published[instruction.tier, place]
-                case ev.Notify():
+                case Notify():
                     self.notices.append(instruction)
-                case ev.SealSegment():
+                case SealSegment():
                     self.sealed.append(instruction.segment)
-                case ev.FreeSegment():
+                case FreeSegment():
                     self.do(ev.SegmentFreed(instruction.segment))
         assert not self.planner.check_integrity()
         return instructions
@@ -118,7 +130,7 @@ class Rig:
         self.now += seconds
         self.do(ev.Tick())
 
-    def finish(self, copy: ev.Copy, cause: Cause | None = None) -> None:
+    def finish(self, copy: Copy, cause: Cause | None = None) -> None:
         """End a copy."""
         self.copies.remove(copy)
         outcome = CopyOutcome(cause, b"" if cause else b"\7" * 16)
@@ -180,7 +192,7 @@ class Rig:
     def found(self, chain: Sequence[bytes]) -> int:
         """Return how many blocks of a chain a lookup finds."""
         result = self.planner.lookup(self.namespace_id, chain)
-        assert not isinstance(result, ev.Refusal)
+        assert not isinstance(result, Refusal)
         return result.num_blocks
 
     def where(self, prefix_hash: bytes) -> set[str]:

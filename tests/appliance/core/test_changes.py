@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import GiveBack, Instruction
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.block import Tier, Urgency
 from kvtier.tiers.cold.log import SegmentLog
@@ -24,10 +25,10 @@ class ResizableRig(Rig):
         dram.grow(num_extents)
         self.given_back: list[tuple[Tier, int]] = []
 
-    def do(self, event: ev.Event) -> list[ev.Instruction]:
+    def do(self, event: ev.Event) -> list[Instruction]:
         instructions = super().do(event)
         if hasattr(self, "given_back"):
-            self.given_back += [(i.tier, i.number) for i in instructions if isinstance(i, ev.GiveBack)]
+            self.given_back += [(i.tier, i.number) for i in instructions if isinstance(i, GiveBack)]
         return instructions
 
     def change(self, policies: PolicyChoice | None = None, **named: object) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.story import Story, Verdict
+from kvtier.appliance.core.instructions import BlockChange
+from kvtier.appliance.core.results import PutOutcome
 from kvtier.policies.admission import AdmitAll
 from kvtier.policies.base import AdmissionPolicy, Expected, Newcomer, Prefetcher, Surroundings, Use, Victim
 from kvtier.policies.baselines.lru import LruEviction
@@ -17,7 +19,7 @@ from kvtier.tiers.block import Tier, Urgency
 
 from .rig import CLIENT, STORED, Rig, hashes
 
-DECLINED = ev.PutOutcome.DECLINED
+DECLINED = PutOutcome.DECLINED
 HERE = __name__
 
 
@@ -81,7 +83,7 @@ def rig_with(num_blocks: int, nvme_blocks: int = 0, **choice: Any) -> Rig:
 
 
 def removals(rig: Rig) -> list[list[bytes]]:
-    return [n.prefix_hashes for n in rig.notices if n.change is ev.BlockChange.REMOVED]
+    return [n.prefix_hashes for n in rig.notices if n.change is BlockChange.REMOVED]
 
 
 def test_a_chain_leaves_tail_first_in_one_step_as_far_as_it_is_needed() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import Copy
 from kvtier.appliance.core.options import PlannerOptions, Quota
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause
@@ -28,7 +29,7 @@ def land_puts(rig: Rig) -> None:
         rig.finish(copies[0])
 
 
-def copies_down(rig: Rig) -> list[ev.Copy]:
+def copies_down(rig: Rig) -> list[Copy]:
     return [copy for copy in rig.started if (copy.source, copy.target) == TO_NVME]
 
 

@@ -1,7 +1,7 @@
 """Two tiers of host memory: blocks are demoted from one into the other and on into the log, read in place in
 both, and promoted when they are used again. The core knows neither by name (tests/test_core_structure.py)."""
 
-from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.results import AcquireResult
 from kvtier.tiers.ladder import with_memory
 
 from ..rig import SLOT_BYTES, STORED, Rig, hashes
@@ -20,14 +20,14 @@ def where(rig: Rig, name: str) -> set[str]:
     return rig.where(hashes(name, 1)[0])
 
 
-def get(rig: Rig, name: str) -> ev.AcquireResult:
+def get(rig: Rig, name: str) -> AcquireResult:
     call = rig.acquire(hashes(name, 1))
     rig.settle()
     result = rig.answer(call)
     rig.release(call)
     rig.settle()
     rig.now += 1.0
-    assert isinstance(result, ev.AcquireResult)
+    assert isinstance(result, AcquireResult)
     return result
 
 

@@ -2,6 +2,7 @@
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.encodings import AS_IT_IS, MAX_ENCODINGS, Encoding, Encodings, NoCompression
+from kvtier.appliance.core.instructions import Copy
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import NamespaceIdentity, Tier
 from kvtier.tiers.codecs.base import PROFILED_ID
@@ -30,7 +31,7 @@ def compressing_rig() -> Rig:
     return rig
 
 
-def nvme_copies(rig: Rig) -> list[ev.Copy]:
+def nvme_copies(rig: Rig) -> list[Copy]:
     return [copy for copy in rig.started if copy.target is Tier.NVME]
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.results import PutOutcome
+from kvtier.appliance.core.instructions import BlockChange
+from kvtier.appliance.core.results import AcquireResult, PutOutcome, PutResult, Refusal, ReserveResult
 from kvtier.policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import STANDARD_TIERS, Tier, Urgency
@@ -83,7 +84,7 @@ class PlannerMachine(RuleBasedStateMachine):
     def reserve(self, chain: list[bytes], length: int) -> None:
         call = self.rig.reserve(chain[:length])
         result = self.rig.answers.get(call, [None])[0]
-        if isinstance(result, ev.ReserveResult) and result.reservation_id:
+        if isinstance(result, ReserveResult) and result.reservation_id:
             needed = result.outcomes.count(PutOutcome.NEEDED)
             self.reservations.append((result.reservation_id, needed))
             self.committed |= set(chain[:length])
@@ -115,7 +116,7 @@ class PlannerMachine(RuleBasedStateMachine):
     def acquire(self, chain: list[bytes], length: int, deadline_s: float) -> None:
         deadline_at = self.rig.now + deadline_s
         call = self.rig.acquire(chain[:length], deadline_at=deadline_at)
-        if not isinstance(self.rig.answer(call), ev.Refusal):
+        if not isinstance(self.rig.answer(call), Refusal):
             self.acquires[call] = chain[:length]
 
     @precondition(lambda self: self.acquires)
@@ -170,7 +171,7 @@ class PlannerMachine(RuleBasedStateMachine):
     def _look_at_puts(self) -> None:
         for call in [call for call in self.puts if call in self.rig.answers]:
             (chain, session), result = self.puts.pop(call), self.rig.answer(call)
-            if isinstance(result, ev.PutResult):
+            if isinstance(result, PutResult):
                 assert 0 not in result.outcomes
                 told = zip(chain, result.outcomes, strict=True)
                 stored = {h for h, o in told if o in (PutOutcome.STORED, PutOutcome.DEDUPLICATED)}
@@ -193,7 +194,7 @@ class PlannerMachine(RuleBasedStateMachine):
     def no_child_is_left_behind(self) -> None:
         """Who left a tier, and cannot be read any more, has left nobody behind."""
         for notice in self.rig.notices[self.num_notices :]:
-            for name in notice.prefix_hashes if notice.change is ev.BlockChange.REMOVED else ():
+            for name in notice.prefix_hashes if notice.change is BlockChange.REMOVED else ():
                 is_gone = not self.is_lossy and name in NEXT and not self._is_readable(name)
                 assert not (is_gone and self._is_readable(NEXT[name])), (name.hex()[:8], notice.reason)
         self.num_notices = len(self.rig.notices)
@@ -201,7 +202,7 @@ class PlannerMachine(RuleBasedStateMachine):
     @invariant()
     def every_answer_comes_once(self) -> None:
         for answers in self.rig.answers.values():
-            lasts = [a for a in answers if not isinstance(a, ev.AcquireResult) or a.last]
+            lasts = [a for a in answers if not isinstance(a, AcquireResult) or a.last]
             assert len(lasts) <= 1
             assert not lasts or answers[-1] is lasts[0]
 
@@ -209,7 +210,7 @@ class PlannerMachine(RuleBasedStateMachine):
     def only_committed_blocks_are_found(self) -> None:
         for chain in CHAINS:
             found = self.rig.planner.lookup(self.rig.namespace_id, chain)
-            assert not isinstance(found, ev.Refusal)
+            assert not isinstance(found, Refusal)
             assert set(chain[: found.num_blocks]) <= self.committed
 
     @invariant()

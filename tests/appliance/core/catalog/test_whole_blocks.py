@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.residency import Residency
+from kvtier.appliance.core.instructions import Copy, PublishRun, Reply
 from kvtier.appliance.core.requests.gets import AcquireJob
-from kvtier.appliance.core.results import ReadyFragment, ReadyFragments
+from kvtier.appliance.core.results import AcquireResult, ReadyFragment, ReadyFragments
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
 
@@ -38,12 +39,12 @@ def one_by_one() -> Iterator[None]:
 
 def said(event: Any) -> Any:
     """An instruction in words that can be compared."""
-    if isinstance(event, ev.Reply) and isinstance(event.result, ev.AcquireResult):
+    if isinstance(event, Reply) and isinstance(event.result, AcquireResult):
         result = event.result
         return event.call, result.lease_id, result.num_blocks, list(result.ready), result.last, result.tiers
-    if isinstance(event, ev.Copy):
+    if isinstance(event, Copy):
         return event.copy, event.source, event.target, list(map(repr, event.items))
-    if isinstance(event, ev.PublishRun):
+    if isinstance(event, PublishRun):
         return event.tier, list(event.places), list(map(repr, event.labels))
     return repr(event)
 

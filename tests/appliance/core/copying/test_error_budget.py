@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvtier.appliance.compression.codec_choice import CodecChoice
 from kvtier.appliance.config import CompressionSettings
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import Copy
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import NamespaceIdentity, Tier
 from kvtier.tiers.codecs.base import PROFILED_ID, shape_of
@@ -65,7 +66,7 @@ class Host(Rig):
         self.store.store_namespace(identity)
         self.namespace_id = self.answer(call).namespace_id
 
-    def finish(self, copy: ev.Copy, cause: Cause | None = None) -> None:
+    def finish(self, copy: Copy, cause: Cause | None = None) -> None:
         self.copies.remove(copy)
         outcomes = [self._move(copy.source, copy.target, item) for item in copy.items]
         self.do(ev.CopyFinished(copy.copy, outcomes))

@@ -3,6 +3,7 @@
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.results import Refusal
 from kvtier.policies.costs import EDGE_TRUST_S, PrefillModel
 from kvtier.tiers.block import NamespaceIdentity, Tier
 
@@ -37,7 +38,7 @@ def test_a_tier_slower_than_prefill_is_not_read_and_says_so() -> None:
     assert answer.load_s > answer.recompute_s > 0
     assert answer.reason.startswith("nvme is slower than prefill from block 0 on: ")
     found = rig.planner.lookup(rig.namespace_id, chain)
-    assert not isinstance(found, ev.Refusal)
+    assert not isinstance(found, Refusal)
     assert (found.num_blocks, found.num_worth_loading, found.reason) == (3, 0, answer.reason)
     assert rig.planner.statistics()["counters"]["blocks_not_worth_loading"] == 3
 
@@ -62,7 +63,7 @@ def test_a_guess_from_the_geometry_withholds_nothing() -> None:
     """The guess for this toy geometry is nanoseconds a token; a CPU needs milliseconds."""
     rig, chain = cold(2)
     found = rig.planner.lookup(rig.namespace_id, chain)
-    assert not isinstance(found, ev.Refusal)
+    assert not isinstance(found, Refusal)
     assert found.num_worth_loading == 0
     assert "(geometry)" in found.reason
     call = rig.acquire(chain)
@@ -97,8 +98,8 @@ def test_what_is_queued_on_the_edge_is_part_of_the_price() -> None:
     before = rig.planner.lookup(rig.namespace_id, chain)
     rig.acquire(chain[:2])
     after = rig.planner.lookup(rig.namespace_id, chain)
-    assert not isinstance(before, ev.Refusal)
-    assert not isinstance(after, ev.Refusal)
+    assert not isinstance(before, Refusal)
+    assert not isinstance(after, Refusal)
     assert isinstance(idle, tuple)
     queued_s = 2 * GEOMETRY.block_bytes / 1e9
     assert after.load_s == pytest.approx(before.load_s + queued_s)

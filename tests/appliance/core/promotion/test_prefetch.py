@@ -6,6 +6,8 @@ import pytest
 
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import CancelCopy, HastenCopy
+from kvtier.appliance.core.results import PutOutcome
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier, Urgency
@@ -91,7 +93,7 @@ def test_asked_for_while_on_its_way_is_late_and_goes_first() -> None:
     instructions = rig.do(
         ev.AcquireRequested(rig.call(), CLIENT, "", rig.namespace_id, chain, "s", Urgency.PREFILL)
     )
-    hastened = [i for i in instructions if isinstance(i, ev.HastenCopy)]
+    hastened = [i for i in instructions if isinstance(i, HastenCopy)]
     assert [(i.copy, i.urgency) for i in hastened] == [(copy.copy, Urgency.PREFILL) for copy in rig.copies]
     assert len(rig.copies) == 2, "nothing is loaded twice"
     rig.settle()
@@ -155,7 +157,7 @@ def test_a_session_that_ends_takes_its_prefetches_back() -> None:
     ticks(rig, 1.0)
     queued = [copy.copy for copy in rig.copies]
     instructions = rig.do(ev.SessionEnded(rig.call(), CLIENT, "s", False))
-    assert [i.copy for i in instructions if isinstance(i, ev.CancelCopy)] == queued
+    assert [i.copy for i in instructions if isinstance(i, CancelCopy)] == queued
     for copy in list(rig.copies):
         rig.finish(copy, Cause.CANCELLED)
     assert counted(rig) == {"begun": 2, "cancelled": 2}
@@ -169,12 +171,12 @@ def test_requests_that_wait_for_room_get_it() -> None:
     queued = [copy.copy for copy in rig.copies]
     assert queued
     call = rig.start_put(hashes("new", 2))
-    cancelled = [i.copy for i in rig.instructions if isinstance(i, ev.CancelCopy)]
+    cancelled = [i.copy for i in rig.instructions if isinstance(i, CancelCopy)]
     assert cancelled == queued
     for copy in [copy for copy in rig.copies if copy.copy in queued]:
         rig.finish(copy, Cause.CANCELLED)
     rig.settle()
-    assert set(rig.answer(call).outcomes) == {ev.PutOutcome.STORED}
+    assert set(rig.answer(call).outcomes) == {PutOutcome.STORED}
 
 
 def test_whoever_wants_a_block_whose_copy_is_being_cancelled_gets_it_all_the_same() -> None:

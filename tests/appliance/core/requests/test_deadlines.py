@@ -1,6 +1,7 @@
 """Deadlines of what is over already: they are forgotten, and those that count are kept."""
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import Reply
 from kvtier.appliance.core.requests.leases import SLACK
 from kvtier.tiers.block import Tier
 
@@ -18,7 +19,7 @@ def test_pins_for_a_week_that_last_a_second_leave_nothing() -> None:
     for _ in range(MANY):
         call = rig.call()
         event = ev.PinRequested(call, CLIENT, "", rig.namespace_id, chain, Tier.DRAM, 600_000.0)
-        answers = [one.result for one in rig.planner.handle(event, 0.0) if isinstance(one, ev.Reply)]
+        answers = [one.result for one in rig.planner.handle(event, 0.0) if isinstance(one, Reply)]
         rig.planner.handle(ev.UnpinRequested(answers[0].pin_id), 0.0)  # type: ignore[union-attr]
     pins = rig.planner.pins
     assert len(pins._deadlines) < MANY

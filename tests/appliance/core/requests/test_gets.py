@@ -1,6 +1,7 @@
 """Acquires: layer order, shortening, deadlines, retries, leases."""
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.results import Refusal
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Tier
 from kvtier.v1.shm import extent_of
@@ -174,7 +175,7 @@ def test_the_acquire_of_a_client_that_falls_silent_is_answered() -> None:
     call = rig.call()
     rig.do(ev.AcquireRequested(call, 2, "", rig.namespace_id, chain))
     rig.tick(1.1)
-    assert isinstance(rig.answer(call), ev.Refusal)
+    assert isinstance(rig.answer(call), Refusal)
     rig.settle()
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import BlockChange, SealSegment
 from kvtier.appliance.core.options import Quota
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.base import Cause
@@ -32,7 +33,7 @@ def test_a_parent_leaves_after_its_children() -> None:
     evict_all(rig)
     assert rig.planner.catalog.num_blocks == 0
     removed = [
-        h for notice in rig.notices if notice.change is ev.BlockChange.REMOVED for h in notice.prefix_hashes
+        h for notice in rig.notices if notice.change is BlockChange.REMOVED for h in notice.prefix_hashes
     ]
     assert removed == list(reversed(chain))
 
@@ -175,7 +176,7 @@ def test_a_drain_leaves_everything_in_the_cold_store() -> None:
     assert all("nvme" in rig.where(h) for h in chain)
     refused = rig.answer(rig.start_put(hashes("late", 1)))
     assert refused.reason == "DRAINING"
-    assert any(isinstance(i, ev.SealSegment) for i in rig.planner.close_cold_store())
+    assert any(isinstance(i, SealSegment) for i in rig.planner.close_cold_store())
 
 
 def recovered(chain: list[bytes], missing: set[tuple[int, int]]) -> tuple[RecoveredStore, NamespaceIdentity]:

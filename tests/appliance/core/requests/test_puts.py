@@ -1,8 +1,9 @@
 """Puts, as a newcomer may read them: dedup, parents, room, failures, retries."""
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import PublishRun, Reply
 from kvtier.appliance.core.requests.puts import MAX_STEP_BLOCKS
-from kvtier.appliance.core.results import PutOutcome
+from kvtier.appliance.core.results import PutOutcome, PutResult, Refusal
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Tier
 
@@ -75,7 +76,7 @@ def test_no_more_puts_wait_than_configured() -> None:
     rig.acquire(hashes("held", 1))
     rig.start_put(hashes("waits", 1))
     refused = rig.answer(rig.start_put(hashes("refused", 1)))
-    assert isinstance(refused, ev.Refusal)
+    assert isinstance(refused, Refusal)
     assert refused.reason == "TOO_MANY_IN_FLIGHT"
     assert refused.retry_after_s > 0
 
@@ -158,7 +159,7 @@ def test_a_reservation_that_is_never_committed_is_given_back() -> None:
     rig.tick(1.1)
     assert rig.planner.core.transitions.arriving_bytes[Tier.DRAM] == 0
     late = rig.answer(rig.commit(reserved.reservation_id, 1))
-    assert isinstance(late, ev.Refusal)
+    assert isinstance(late, Refusal)
     assert late.reason == "UNKNOWN_RESERVATION"
 
 
@@ -234,7 +235,7 @@ def test_what_a_copy_says_is_written_out_when_it_is_read_and_is_still_true_then(
     assert [item.source for item in copy.items] == [
         block * GEOMETRY.block_bytes + offset for block in range(3) for offset in offsets
     ]
-    (run,) = [each for each in landed if isinstance(each, ev.PublishRun)]
+    (run,) = [each for each in landed if isinstance(each, PublishRun)]
     for number, (label, told) in enumerate(zip(expected, run.labels, strict=True)):
         label.checksum = bytes([number]) * 16
         assert label == told
@@ -272,7 +273,7 @@ def test_a_landing_in_two_halves_is_the_same_as_in_one() -> None:
             assert [keepers[row] for row in rows] == [1, 1], "not given up before everybody heard"
             assert not rig.planner.check_integrity()
             second = rig.planner.finish() if how == "halves" else []
-        assert ev.Reply(call, ev.PutResult(bytes([STORED, STORED]))) in first
+        assert Reply(call, PutResult(bytes([STORED, STORED]))) in first
         following = rig.planner.handle(ev.KeptAlive(None, CLIENT, []), 2.0)
         assert not rig.planner.check_integrity()
         assert rig.planner.finish() == []

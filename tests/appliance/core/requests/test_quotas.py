@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import BlockChange, Copy, FreeSegment, Notify, Reply
 from kvtier.appliance.core.options import PlannerOptions, Quota
 from kvtier.appliance.core.planner import Planner
 from kvtier.appliance.core.requests.quotas import RateLimit
@@ -60,13 +61,13 @@ class Shared:
         self.now += 0.001
         for instruction in self.planner.handle(event, self.now):
             match instruction:
-                case ev.Reply():
+                case Reply():
                     self.answers[instruction.call] = instruction.result
-                case ev.Copy():
+                case Copy():
                     copies.append(instruction)
-                case ev.Notify(change=ev.BlockChange.REMOVED, tier=Tier.DRAM):
+                case Notify(change=BlockChange.REMOVED, tier=Tier.DRAM):
                     self.removed += [instruction.namespace_id] * len(instruction.prefix_hashes)
-                case ev.FreeSegment():
+                case FreeSegment():
                     self.do(ev.SegmentFreed(instruction.segment))
         for copy in copies:
             outcome = CopyOutcome(None, b"\7" * 16)
