@@ -42,10 +42,8 @@ from .core.instructions import (
     Instruction,
     Notify,
     Publish,
-    PublishRun,
     Reply,
     Retract,
-    RetractRun,
     SealSegment,
     StoreNamespace,
 )
@@ -121,9 +119,7 @@ class Appliance:
             CancelCopy: self.mover.cancel,
             HastenCopy: self.mover.hasten,
             Publish: self._publish,
-            PublishRun: self._publish_run,
             Retract: self._retract,
-            RetractRun: self._retract_run,
             SealSegment: self._seal,
             FreeSegment: self._free,
             GiveBack: self._give_back,
@@ -246,16 +242,10 @@ class Appliance:
             self.counters[f"refused_{reply.result.reason.lower()}"] += 1
         sink(reply.result)
 
-    def _publish_run(self, publish: PublishRun) -> None:
+    def _publish(self, publish: Publish) -> None:
         self.engines[publish.tier].publish_run(publish.places, publish.labels)
 
-    def _publish(self, publish: Publish) -> None:
-        self.engines[publish.tier].publish(publish.place, publish.label)
-
     def _retract(self, retract: Retract) -> None:
-        self.engines[retract.tier].retract(retract.place)
-
-    def _retract_run(self, retract: RetractRun) -> None:
         engine = self.engines[retract.tier]
         for place in retract.places:
             engine.retract(place)

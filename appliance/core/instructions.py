@@ -57,36 +57,19 @@ class HastenCopy:
 
 @dataclass(slots=True)
 class Publish:
-    """Make a landed fragment readable by clients (memory tiers)."""
+    """Make fragments that arrived readable by clients (memory tiers). places, labels: one of each."""
 
     tier: Tier
-    place: int
-    label: FragmentLabel
-
-
-@dataclass(slots=True)
-class PublishRun:
-    """Publish many fragments of one put."""
-
-    tier: Tier
-    places: list[int]
+    places: Sequence[int]
     labels: Sequence[FragmentLabel]
 
 
 @dataclass(slots=True)
 class Retract:
-    """Make a fragment unreadable; its place may be reused by a later instruction."""
+    """Make fragments unreadable; their places may be reused by a later instruction."""
 
     tier: Tier
-    place: int
-
-
-@dataclass(slots=True)
-class RetractRun:
-    """Retract many fragments at once."""
-
-    tier: Tier
-    places: list[int]
+    places: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -143,9 +126,7 @@ Instruction: TypeAlias = (
     | CancelCopy
     | HastenCopy
     | Publish
-    | PublishRun
     | Retract
-    | RetractRun
     | SealSegment
     | FreeSegment
     | GiveBack

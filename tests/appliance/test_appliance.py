@@ -198,8 +198,8 @@ def test_instructions_run_in_order_and_their_effects_come_after_them() -> None:
     async def main() -> None:
         recorder = Recorder()
         planner = ScriptedPlanner(
-            [Retract(Tier.DRAM, 7), copy(1, STAGING), Retract(Tier.DRAM, 8)],
-            [Publish(Tier.DRAM, 7, LABEL), Reply(1, PutResult(b"\2"))],
+            [Retract(Tier.DRAM, [7]), copy(1, STAGING), Retract(Tier.DRAM, [8])],
+            [Publish(Tier.DRAM, [7], [LABEL]), Reply(1, PutResult(b"\2"))],
         )
         appliance = build(planner, recorder)
         assert appliance.ask(released) == PutResult(b"\2"), "a short put is answered in one go"
@@ -218,7 +218,7 @@ def test_what_others_hear_of_a_landing_waits_for_its_answers(is_another_first: b
     async def main() -> None:
         recorder = Recorder()
         planner = ScriptedPlanner([copy(1, STAGING)], [Reply(1, PutResult(b"\2"))])
-        planner.rest.append([Retract(Tier.DRAM, 9)])
+        planner.rest.append([Retract(Tier.DRAM, [9])])
         appliance = build(planner, recorder)
         heard: list[type] = []
         appliance.observers.append(lambda event, instructions, now: heard.append(type(event)))
@@ -231,7 +231,7 @@ def test_what_others_hear_of_a_landing_waits_for_its_answers(is_another_first: b
         assert recorder.done == [("inline", 1), ("retract", 9)]
         assert heard[:3] == [ev.ReleaseRequested, ev.CopyFinished, ev.CopyFinished]
         planner.script += [[copy(2, STAGING)], []]
-        planner.rest.append([Retract(Tier.DRAM, 5)])
+        planner.rest.append([Retract(Tier.DRAM, [5])])
         appliance.step(ev.Tick())
         await appliance.stop()
         assert recorder.done[-2:] == [("retract", 5), "close"], "carried out while there are tiers"
@@ -241,7 +241,7 @@ def test_what_others_hear_of_a_landing_waits_for_its_answers(is_another_first: b
 
 def test_a_planner_that_raised_is_not_asked_again() -> None:
     async def main() -> None:
-        planner = ScriptedPlanner([Retract(Tier.NVME, 7)])  # there is no such tier here
+        planner = ScriptedPlanner([Retract(Tier.NVME, [7])])  # there is no such tier here
         appliance = build(planner, Recorder())
         with pytest.raises(KeyError):
             appliance.step(ev.Tick())

@@ -17,10 +17,8 @@ from kvtier.appliance.core.instructions import (
     Instruction,
     Notify,
     Publish,
-    PublishRun,
     Reply,
     Retract,
-    RetractRun,
     SealSegment,
     StoreNamespace,
 )
@@ -126,10 +124,8 @@ class Daemon:
             Copy: self.mover.start,
             CancelCopy: self.mover.cancel,
             HastenCopy: self.mover.hasten,
-            Publish: lambda i: self.memories[i.tier].publish(i.place, i.label),
-            PublishRun: self._publish_run,
-            Retract: lambda i: self.memories[i.tier].retract(i.place),
-            RetractRun: self._retract_run,
+            Publish: self._publish,
+            Retract: self._retract,
             SealSegment: lambda i: self._run_store_task(self.cold.seal, i.segment),
             FreeSegment: lambda i: self._run_store_task(self._free, i.segment),
             GiveBack: self._give_back,
@@ -137,11 +133,11 @@ class Daemon:
             Notify: self._notify,
         }
 
-    def _publish_run(self, run: PublishRun) -> None:
+    def _publish(self, run: Publish) -> None:
         for place, label in zip(run.places, run.labels, strict=True):
             self.memories[run.tier].publish(place, label)
 
-    def _retract_run(self, run: RetractRun) -> None:
+    def _retract(self, run: Retract) -> None:
         for place in run.places:
             self.memories[run.tier].retract(place)
 

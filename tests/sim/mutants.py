@@ -16,7 +16,7 @@ from kvtier.appliance.core.capacity import reclaim
 from kvtier.appliance.core.catalog import catalog, residency
 from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.copying import copies
-from kvtier.appliance.core.instructions import Publish, Retract, RetractRun
+from kvtier.appliance.core.instructions import Publish, Retract
 from kvtier.appliance.core.requests import gets, leases, request_registry, waiting
 from kvtier.appliance.core.requests import sessions as sessions_module
 from kvtier.tiers.base import CopyOutcome
@@ -96,7 +96,7 @@ def _publish_early() -> list[Patch]:
     def early(self: Any, fragment: int, tier: Tier, place: int, encoding: int = 0) -> None:
         arrive(self, fragment, tier, place, encoding)
         if tier is not NVME:
-            self.core.outbox.emit(Publish(tier, place, self.core.catalog.label_of(fragment)))
+            self.core.outbox.emit(Publish(tier, [place], [self.core.catalog.label_of(fragment)]))
 
     return [(residency.Residency, "arrive", early)]
 
@@ -167,7 +167,7 @@ def _no_retract() -> list[Patch]:
     step = daemon.Daemon.step
 
     def forgetful(self: Any, event: Any) -> None:
-        self._execute[Retract] = self._execute[RetractRun] = lambda instruction: None
+        self._execute[Retract] = lambda instruction: None
         step(self, event)
 
     return [(daemon.Daemon, "step", forgetful)]

@@ -47,7 +47,7 @@ class Residency(Rules):
         self.core.transitions.land(fragment, tier, label)
         row, place = catalog.block_of[fragment], catalog.place[tier][fragment]
         if tier != self._log_tier:
-            self.core.outbox.emit(Publish(tier, place, label))
+            self.core.outbox.emit(Publish(tier, (place,), (label,)))
         else:
             self._settle(tier, place)
         num_resident = catalog.num_resident[tier][row]
@@ -115,7 +115,7 @@ class Residency(Rules):
         row = catalog.block_of[fragment]
         self.core.transitions.condemn(fragment, tier)
         if tier != self._log_tier:
-            self.core.outbox.emit(Retract(tier, catalog.place[tier][fragment]))
+            self.core.outbox.emit(Retract(tier, (catalog.place[tier][fragment],)))
         self.core.outbox.notify(BlockChange.REMOVED, row, tier, reason)
         self.core.story.tell(self.core.now, catalog.prefix_hash[row], f"{verb}_{tier.label}", reason)
         if catalog.holds[tier][fragment] == 0:
@@ -134,10 +134,10 @@ class Residency(Rules):
         catalog = self._catalog
         old = self.core.transitions.move(fragment, tier, place)
         if tier != self._log_tier:
-            self.core.outbox.emit(Retract(tier, old))
+            self.core.outbox.emit(Retract(tier, (old,)))
         self.core.rooms[tier].release(old, catalog.stored_length(fragment, tier))
         if tier != self._log_tier:
-            self.core.outbox.emit(Publish(tier, place, catalog.label_of(fragment)))
+            self.core.outbox.emit(Publish(tier, (place,), (catalog.label_of(fragment),)))
         else:
             self._settle(tier, place)
 
@@ -203,7 +203,7 @@ class Residency(Rules):
         """A fragment leaves a tier. Returns the bytes freed. `is_unwanted`: it is not to be brought back."""
         vacated = self.core.transitions.evict(fragment, tier)
         if tier != self._log_tier:
-            self.core.outbox.emit(Retract(tier, vacated.place))
+            self.core.outbox.emit(Retract(tier, (vacated.place,)))
         self._give_back(row, tier, vacated, is_unwanted=is_unwanted)
         return vacated.num_bytes
 

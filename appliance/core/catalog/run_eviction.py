@@ -15,7 +15,7 @@ from typing import cast
 from ....policies.base import EvictionPolicy, Victim
 from ....tiers.base import MemoryRoom
 from ....tiers.block import Tier
-from ..instructions import RetractRun
+from ..instructions import Retract
 from .catalog import NO_ROW
 from .core_state import CoreState
 from .residency import Residency
@@ -88,7 +88,7 @@ class RunEviction:
         sizes = core.catalog.namespace_of(rows[0]).fragment_bytes
         places = core.transitions.evict_run(rows, tier)
         cast(MemoryRoom, core.rooms[tier]).release_many(places, sizes)
-        core.outbox.emit(RetractRun(tier, places))
+        core.outbox.emit(Retract(tier, places))
         core.listeners.left(rows, tier)
         if nowhere:
             core.listeners.forgotten(nowhere)

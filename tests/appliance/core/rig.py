@@ -11,10 +11,8 @@ from kvtier.appliance.core.instructions import (
     Instruction,
     Notify,
     Publish,
-    PublishRun,
     Reply,
     Retract,
-    RetractRun,
     SealSegment,
 )
 from kvtier.appliance.core.options import PlannerOptions
@@ -105,15 +103,10 @@ class Rig:
                     self.copies.append(instruction)
                     self.started.append(instruction)
                 case Publish():
-                    assert (instruction.tier, instruction.place) not in self.published
-                    self.published[instruction.tier, instruction.place] = instruction.label.prefix_hash
-                case PublishRun():
                     for place, label in zip(instruction.places, instruction.labels, strict=True):
                         assert (instruction.tier, place) not in self.published
                         self.published[instruction.tier, place] = label.prefix_hash
                 case Retract():
-                    del self.published[instruction.tier, instruction.place]
-                case RetractRun():
                     for place in instruction.places:
                         del self.published[instruction.tier, place]
                 case Notify():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.residency import Residency
-from kvtier.appliance.core.instructions import Copy, PublishRun, Reply
+from kvtier.appliance.core.instructions import Copy, Publish, Reply
 from kvtier.appliance.core.requests.gets import AcquireJob
 from kvtier.appliance.core.results import AcquireResult, ReadyFragment, ReadyFragments
 from kvtier.tiers.base import Cause
@@ -44,7 +44,7 @@ def said(event: Any) -> Any:
         return event.call, result.lease_id, result.num_blocks, list(result.ready), result.last, result.tiers
     if isinstance(event, Copy):
         return event.copy, event.source, event.target, list(map(repr, event.items))
-    if isinstance(event, PublishRun):
+    if isinstance(event, Publish):
         return event.tier, list(event.places), list(map(repr, event.labels))
     return repr(event)
 

@@ -1,7 +1,7 @@
 """Puts, as a newcomer may read them: dedup, parents, room, failures, retries."""
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.instructions import PublishRun, Reply
+from kvtier.appliance.core.instructions import Publish, Reply
 from kvtier.appliance.core.requests.puts import MAX_STEP_BLOCKS
 from kvtier.appliance.core.results import PutOutcome, PutResult, Refusal
 from kvtier.tiers.base import Cause, CopyOutcome
@@ -235,7 +235,7 @@ def test_what_a_copy_says_is_written_out_when_it_is_read_and_is_still_true_then(
     assert [item.source for item in copy.items] == [
         block * GEOMETRY.block_bytes + offset for block in range(3) for offset in offsets
     ]
-    (run,) = [each for each in landed if isinstance(each, PublishRun)]
+    (run,) = [each for each in landed if isinstance(each, Publish)]
     for number, (label, told) in enumerate(zip(expected, run.labels, strict=True)):
         label.checksum = bytes([number]) * 16
         assert label == told
