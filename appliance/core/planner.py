@@ -43,7 +43,6 @@ from .options import PlannerOptions
 from .promotion.loads import Loads
 from .promotion.prefetch import Prefetching
 from .promotion.promotions import Promotions
-from .promotion.reused import ReusePromotions
 from .requests.erasing import Erasing
 from .requests.evicting import Evicting
 from .requests.leases import Leases
@@ -108,7 +107,7 @@ class Planner:
         self.ahead = Ahead(core, self.pressure, self.dirty, self.write_budget)
         self.loads = Loads(core, residency, self.copies, self.pressure)
         self.prefetching = Prefetching(core, residency, self.copies, self.loads)
-        self.reused = ReusePromotions(core, self.loads)
+        self.promotions = Promotions(core, self.loads)
         self.retention = Retention(core, residency)
         self.leases = Leases(core, residency)
         self.pins = Pins(core, residency)
@@ -134,8 +133,7 @@ class Planner:
         """Make the parts that answer requests."""
         core, requests, residency = self.core, self.requests, self.residency
         usage = Usage(core, self.sessions, self.retention)
-        promotions = Promotions(core, self.copies, self.loads)
-        self.reads = Reads(core, requests, residency, self.loads, promotions, self.waiting, usage)
+        self.reads = Reads(core, requests, residency, self.loads, self.promotions, self.waiting, usage)
         self.writes = Writes(core, requests, residency, self.copies, self.pressure, self.waiting, usage)
         self.placing = Placing(core, requests, self.loads, self.pins, self.prefetching)
 
@@ -219,7 +217,7 @@ class Planner:
             self.writes.conclude()
             is_crowded = len(self.waiting) > 0
         if not is_crowded:
-            self.reused.run()
+            self.promotions.run()
         self.prefetching.run(is_crowded)
         self.ahead.idle()
         self.reads.report()
@@ -394,7 +392,7 @@ class Planner:
             self.costs.measured(event.source, event.bandwidth_bytes_per_s, event.latency_s, now)
 
     def _cold_edge_opened(self, event: ev.ColdEdgeOpened) -> None:
-        self.loads.hot_room.straight_codecs = event.codecs
+        self.loads.rules.straight_codecs = event.codecs
 
     def _drain_started(self, event: ev.DrainStarted) -> None:
         self.writes.is_closed = True

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from ....tiers.base import Cause
 from ....tiers.block import Tier, Urgency
-from ..capacity.hot_room import HotRoom
+from ..capacity.promotion_rules import PromotionRules
 from ..capacity.pressure import Pressure
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
@@ -25,15 +25,11 @@ class Loads:
 
     def __init__(self, core: CoreState, residency: Residency, copies: Copies, pressure: Pressure) -> None:
         self._core = core
-        self._tiers, self._put_tier, self._log_tier = (
-            core.ladder.tiers,
-            core.ladder.put_tier,
-            core.ladder.log_tier,
-        )
+        self._put_tier, self._log_tier = core.ladder.put_tier, core.ladder.log_tier
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
-        self.hot_room = HotRoom(core, residency, pressure)
+        self.rules = PromotionRules(core, residency, pressure.victims)
         self._collected: defaultdict[tuple[Tier, Tier, int], list[Move]] = defaultdict(list)
         #: Fragments that are on their way into a tier, and waited for now.
         self._joined: defaultdict[Tier, set[int]] = defaultdict(set)
@@ -41,7 +37,7 @@ class Loads:
     def source_of(self, fragment: int, target: Tier) -> Tier | None:
         """Return the fastest working tier other than `target` that holds this fragment."""
         catalog = self._core.catalog
-        for tier in self._tiers:
+        for tier in self._core.ladder.tiers:
             if (
                 tier != target
                 and tier not in self._core.offline
@@ -115,7 +111,7 @@ class Loads:
             source = self.source_of(fragment, target)
             if source is None or (source < target and target == self._log_tier):
                 continue
-            has_stop = target < self._put_tier < source and not self.hot_room.comes_straight(fragment)
+            has_stop = target < self._put_tier < source and not self.rules.comes_straight(fragment)
             first_stop = self._put_tier if has_stop else target
             onward = None if first_stop == target else self._onward(target, urgency, deadline_at)
             queued |= self.bring(fragment, first_stop, onward)

@@ -1,36 +1,54 @@
-"""Promotions: what is delivered on a device again and again comes to rest there.
+"""Promotions: blocks that are used again come to rest in a faster memory tier.
 
-Nothing reaches the device tier by being put: puts land in host memory. What is delivered onto the device
-crosses the link each time, and for most blocks that is right: a conversation's blocks are asked for once a
-turn, and the device is dear. But the beginning of many prompts is the same: a system prompt is delivered with
-every request. So a block that was delivered from host memory MIN_DELIVERIES times lately goes up in the
-background.
+Two kinds, counted apart. A block that is *delivered* on a device crosses the link each time, and for most blocks
+that is right: a conversation's blocks are asked for once a turn, and the device is small. But the beginning of
+many prompts, a system prompt, is delivered with every request: it goes up into the device tier. A block in a
+memory tier below the put tier can be read in place, but that tier is slower, and the block was demoted into it
+because it was the coldest: when requests use it again, it goes up into the put tier.
 
-Two rules keep that safe (hot_room.py): it takes free room, or that of blocks which have not been delivered
-since the newcomer was first seen, so that a set of hot blocks larger than the device does not turn over for
-ever; and it goes up in chain order, parents first. What is counted is bounded (MAX_COUNTED) and forgotten
-oldest first: a block that is not asked for again within as many others is no shared prefix. Rejected: the
-tier's admission policy as the judge (by default it admits everybody), and promoting at the first
-delivery (a scan of one-time prompts would then sweep the device).
+Both happen in the background at the second use, under the rules of promotion_rules.py: into free room or that of
+a block that was not used since the first of these uses, parents first. So a set of hot blocks larger than the
+tier does not turn over for ever. What is counted is bounded and forgotten oldest first: a block that is not used
+again within as many others is no shared prefix.
 
-The bytes go by the ordinary way of loads, with the urgency of nobody in particular, so that whatever somebody
-waits for goes before them.
+Rejected: the tier's admission policy as the judge (by default it admits every block); promoting at the first use
+(a scan of prompts that come once would exchange the contents of both tiers); evicting the copy below when it has
+landed above (the next demotion would copy it again, and under pressure it is evicted anyhow).
 """
 
+from collections import deque
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from ....tiers.block import Urgency
+from ....policies.base import Use
+from ....tiers.block import Tier, Urgency
+from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
-from ..copying.copies import Copies
+from ..catalog.policy_listeners import Listener
 from .loads import Loads
 
-MIN_DELIVERIES = 2
-MAX_COUNTED = 1 << 16
-MAX_CHAIN = 1024  # blocks of one delivery that are counted: shared beginnings are shorter
-MAX_BYTES = 64 << 20  # under way at a time
+MIN_USES: Final = 2
+#: Blocks counted, and of those the ones of one request: shared beginnings are shorter.
+MAX_COUNTED: Final = 1 << 16
+MAX_CHAIN: Final = 1024
+MAX_BYTES: Final = 64 << 20  # under way at a time, per edge
+#: Blocks considered per event; and waiting, beyond which the oldest are dropped.
+MAX_STEPS: Final = 256
+MAX_WAITING: Final = 4096
+#: How long a block waits for the copy that makes room for it: what is being copied is no victim meanwhile,
+#: and the block would be compared with a younger one.
+ROOM_S: Final = 0.05
 
 
-class Counts:
+class _Candidate(NamedTuple):
+    """A block that was used often enough to go up."""
+
+    handle: int
+    target: Tier
+    first_at: float  # its first use, of those counted
+
+
+class UseCounts:
     """How often blocks were used, by handle, and since when. Forgets the blocks used least recently."""
 
     def __init__(self) -> None:
@@ -44,48 +62,88 @@ class Counts:
             del self._counts[next(iter(self._counts))]
         return count + 1, first_at
 
-    def __len__(self) -> int:
-        return len(self._counts)
-
 
 class Promotions:
-    """Counts deliveries on the device; promotes. Without a device tier it does nothing."""
+    """Counts deliveries and uses; promotes. Without a device tier and slower memory it does nothing."""
 
-    def __init__(self, core: CoreState, copies: Copies, loads: Loads) -> None:
+    def __init__(self, core: CoreState, loads: Loads) -> None:
         self._core = core
-        self._put_tier, self._device_tier = core.ladder.put_tier, core.ladder.device_tier
-        self._copies = copies
         self._loads = loads
-        self._counts = Counts()
+        ladder = core.ladder
+        self._put_tier, self._device_tier = ladder.put_tier, ladder.device_tier
+        slower = ladder.memory_tiers[ladder.memory_tiers.index(ladder.put_tier) + 1 :]
+        self._slower = [tier for tier in slower if tier in core.rooms]
+        self._deliveries, self._uses = UseCounts(), UseCounts()
+        self._waiting: deque[_Candidate] = deque(maxlen=MAX_WAITING)
+        self._room_asked_at = float("-inf")
+        if self._slower:
+            core.listeners.join(Listener(used=self._note_used))
 
     def delivered(self, rows: Sequence[int]) -> None:
-        """These blocks of one chain, its first ones first, are delivered on the device now."""
-        core = self._core
-        catalog = core.catalog
-        if not rows or not self._loads.hot_room.is_there:
+        """Count that these blocks of one chain, its first ones first, are delivered on the device now."""
+        if not rows or self._device_tier not in self._core.rooms:
             return
-        num_groups, placed = catalog.namespace_of(rows[0]).num_groups, catalog.num_placed[self._device_tier]
-        counted = [(row, *self._count(row)) for row in rows[:MAX_CHAIN] if placed[row] < num_groups]
-        num_under_way = self._core.bytes_in_flight.get((self._put_tier, self._device_tier), 0)
-        num_left = (MAX_BYTES - num_under_way) // catalog.namespace_of(rows[0]).block_bytes
+        catalog = self._core.catalog
+        placed, num_groups = catalog.num_placed[self._device_tier], catalog.namespace_of(rows[0]).num_groups
+        below = [row for row in rows[:MAX_CHAIN] if placed[row] < num_groups]
+        self._count(below, self._device_tier, self._deliveries)
+
+    def run(self) -> None:
+        """Begin what waits, as far as the bounds allow. After answers: making room could evict their blocks."""
+        if not self._waiting or self._is_room_being_made():
+            return
+        core, catalog = self._core, self._core.catalog
         num_promoted = 0
-        for row, count, first_at in counted[: max(0, num_left)]:
-            if count < MIN_DELIVERIES or not self._promote(row, first_at):
-                break  # what follows is not to stand there without this one
-            num_promoted += 1
+        moving_bytes = {
+            target: sum(core.bytes_in_flight.get((source, target), 0) for source in self._sources_of(target))
+            for target in (self._put_tier, self._device_tier)
+        }
+        for _ in range(min(MAX_STEPS, len(self._waiting))):
+            candidate = self._waiting.popleft()
+            row, target = catalog.row_of(candidate.handle), candidate.target
+            if row == NO_ROW or not self._is_whole_below(row, target):
+                continue  # gone, or just coming up: the next use finds it there
+            moving_bytes[target] += catalog.block_bytes(row)
+            if moving_bytes[target] > MAX_BYTES:
+                self._waiting.appendleft(candidate)
+                break
+            if self._loads.rules.admits(row, candidate.first_at, target):
+                if not self._loads.promote(row, target, Urgency.WAITING, float("inf")):
+                    self._waiting.appendleft(candidate)  # room is being made: its end is an event
+                    self._room_asked_at = core.now
+                    break
+                num_promoted += 1
         if num_promoted:
             self._loads.start(Urgency.WAITING, float("inf"))
             core.story.count("blocks_promoted_on_use", num_promoted)
 
-    def _count(self, row: int) -> tuple[int, float]:
-        """Count one delivery of a block; return how many there were, and when the first was."""
-        return self._counts.add(self._core.catalog.handle(row), self._core.now)
+    def _note_used(self, rows: Sequence[int], use: Use) -> None:
+        below = [row for row in rows[:MAX_CHAIN] if self._is_whole_below(row, self._put_tier)]
+        self._count(below, self._put_tier, self._uses)
 
-    def _promote(self, row: int, first_at: float) -> bool:
-        """Begin to bring a block up; False when that is not to be, now."""
-        catalog = self._core.catalog
-        if catalog.num_resident[self._put_tier][row] < catalog.namespace_of(row).num_groups:
-            return False  # it is just coming up; the next delivery finds it there
-        return self._loads.hot_room.admits(row, first_at, self._device_tier) and self._loads.promote(
-            row, self._device_tier, Urgency.WAITING, float("inf")
+    def _count(self, rows: Sequence[int], target: Tier, counts: UseCounts) -> None:
+        """Count one use of each block; let those wait that were used often enough."""
+        for row in rows:
+            handle = self._core.catalog.handle(row)
+            count, first_at = counts.add(handle, self._core.now)
+            if count >= MIN_USES:
+                self._waiting.append(_Candidate(handle, target, first_at))
+
+    def _is_room_being_made(self) -> bool:
+        """Whether room was asked for a moment ago, and something is on its way out of the first one's tier."""
+        core = self._core
+        return core.now < self._room_asked_at + ROOM_S and any(
+            core.bytes_in_flight.get(edge) for edge in core.ladder.ways_down[self._waiting[0].target]
         )
+
+    def _sources_of(self, target: Tier) -> Sequence[Tier]:
+        """Return the memory tiers from which blocks are promoted into `target`."""
+        return (self._put_tier,) if target == self._device_tier else self._slower
+
+    def _is_whole_below(self, row: int, target: Tier) -> bool:
+        """Whether a tier that `target` is promoted from has a block whole, and `target` has not."""
+        catalog = self._core.catalog
+        num_groups = catalog.namespace_of(row).num_groups
+        if catalog.num_placed[target][row] >= (num_groups if target == self._device_tier else 1):
+            return False
+        return any(catalog.num_resident[source][row] == num_groups for source in self._sources_of(target))

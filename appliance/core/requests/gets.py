@@ -189,9 +189,9 @@ class AcquireJob:
             return [put_tier]
         if catalog.state[device_tier][fragment] == State.ARRIVING:
             return [device_tier]
-        if not self.request.on_device or not self._loads.hot_room.comes_straight(fragment):
+        if not self.request.on_device or not self._loads.rules.comes_straight(fragment):
             return [put_tier]
-        is_admitted = self._loads.hot_room.admits(self._rows[block], self._used_before, device_tier)
+        is_admitted = self._loads.rules.admits(self._rows[block], self._used_before, device_tier)
         return [device_tier, put_tier] if is_admitted else [put_tier]
 
     def _may_come(self, fragment: int) -> bool:
