@@ -151,7 +151,7 @@ class Ahead:
             is_bounded = self._may_be_double() and self._has_room(row, displaces=not is_again)
             if not is_bounded or not self._is_paid(num_bytes, row):
                 if is_again and not num_bytes:
-                    pressure.free_dead_segments()  # of failed copies; that displaces nothing
+                    pressure.reclaim.free_dead_segments()  # of failed copies; that displaces nothing
                 break
             if pressure.cold_quota.has_room(row) and pressure.is_worth_keeping(row, self._log_tier):
                 pressure.copy_down(row, source, Urgency.ENDED, what=IDLE_COPY)
@@ -194,7 +194,7 @@ class Ahead:
         fragment_bytes = self._core.catalog.namespace_of(row).fragment_bytes
         if self._log.has_free_room(_record_bytes(fragment_bytes), self._core.options.min_free_segments):
             return True
-        return displaces and not self._pressure.is_reclaiming_in_vain
+        return displaces and not self._pressure.reclaim.is_in_vain
 
     def _may_be_double(self) -> bool:
         """Whether more blocks may be in memory and, by idle copies, in the cold store."""

@@ -1,12 +1,12 @@
-"""Pressure: finding room in a tier, by giving up what is safe below and spilling what is not.
+"""Pressure: makes room in a tier by evicting what a slower tier has too, and spilling what it has not.
 
-A block that is also in a slower tier is *clean*: leaving costs nothing but a later promotion. What was put
-longest ago is copied down ahead of need (ahead.py), so that a put finds room without waiting for a device;
-and it stays where it is until the tier passes its high watermark. Nothing acknowledged is dropped while a
-slower tier can take it.
+A block that is also in a slower tier is *clean*: evicting it costs nothing but a later promotion. What was
+put longest ago is copied down ahead of need (ahead.py), so that a put finds room without waiting for a
+device; and it stays where it is until the tier passes its high watermark. Nothing acknowledged is dropped
+while a slower tier can take it.
 
-Work is done in steps of bounded number, so that no request waits while ten thousand blocks are evicted. What
-is left over is continued at the next event, or at a Tick that `is_busy` asks for.
+Every search for room is a loop over `_evict_or_spill`, of bounded length: no request waits while ten thousand
+blocks are evicted. What is left over is continued at the next event, or at a Tick that `is_busy` asks for.
 """
 
 from collections import defaultdict
@@ -31,23 +31,23 @@ from .victims import Victims
 
 #: What copies into a slower tier are called in the story, before the name of the tier that they come from.
 SPILL, COPY_AHEAD, IDLE_COPY = "spill", "copy_ahead", "idle_copy"
-#: Blocks given up or spilled per event: about a millisecond.
+#: Blocks evicted or spilled per event: about a millisecond.
 MAX_STEPS = 64
 #: Fragments spilled in one batch: enough for one large write, few enough to land soon.
 MAX_SPILL_BATCH = 32
 
 
-class Step(Enum):
+class Progress(Enum):
     """What one step towards room achieved."""
 
-    EVICTED = "clean blocks left"
+    EVICTED = "blocks were evicted"
     SPILLING = "a block is on its way down"
     NOTHING = "nothing can be done now"
     DECLINED = "the next victim is worth more than the newcomer"
 
 
 class Pressure:
-    """Decides which blocks are evicted from a memory tier, and when."""
+    """Makes room in memory tiers: decides which blocks are evicted or spilled, and when."""
 
     def __init__(
         self,
@@ -63,9 +63,11 @@ class Pressure:
         self._ways_down = core.ladder.ways_down
         self._residency = residency
         self._copies = copies
-        self._reclaim = reclaim
+        self.reclaim = reclaim
         self.refusals = refusals
         self._run_eviction = RunEviction(core, residency)
+        ladder = core.ladder
+        self._below = {tier: [t for t in ladder.below(tier) if t in core.rooms] for tier in ladder.tiers}
         self.victims = Victims(core, residency)
         self.cold_quota = ColdQuota(core, residency)
         self.archiving = Archiving(
@@ -74,9 +76,9 @@ class Pressure:
         #: Moves of spills that are decided but not started, by (source, target, urgency).
         self._spills: defaultdict[tuple[Tier, Tier, Urgency], list[Move]] = defaultdict(list)
         self._spilled_bytes: defaultdict[Tier, int] = defaultdict(int)  # of them, by source
-        #: By tier and domain: handle of the block that is to leave next, and waits for spills to end.
+        #: By tier and domain: handle of the next victim, which waits for spills to end.
         self._next_to_spill: dict[tuple[Tier, int | None], int] = {}
-        #: Handles of blocks, by tier, that could neither leave nor be spilled in such a pause.
+        #: Tiers and handles of victims that could neither be evicted nor spilled while the store pauses.
         self._passed_over: list[tuple[Tier, int]] = []
         #: Whether work was left over only because there was much of it.
         self.is_busy = False
@@ -84,69 +86,55 @@ class Pressure:
     def place_for(self, tier: Tier, domain: int, num_bytes: int) -> int | None:
         """Reserve a place, evicting clean blocks and queueing spills as needed; None: not yet.
 
-        After None the caller has to wait: room appears when a spill finishes or a hold ends.
+        After None the caller must wait: room appears when a spill finishes or a hold ends.
         """
         room = self._core.rooms[tier]
         place = room.reserve(domain, num_bytes)
         if place is not None:
             return place
-        for _ in range(MAX_STEPS):
-            step, _ = self._give_up(tier, 1, domain)
-            self._run_eviction.flush()
-            if step is Step.NOTHING:
-                break
-            if step is Step.EVICTED:
-                place = room.reserve(domain, num_bytes)
-                if place is not None:
-                    break
-        else:
-            self.is_busy = True
+
+        def is_reserved() -> bool:
+            nonlocal place
+            place = room.reserve(domain, num_bytes)
+            return place is not None
+
+        self._step_until(is_reserved, tier, domain)
         self.start_spills()
         return place
 
     def make_room(
         self, tier: Tier, domain: int, num_blocks: int, newcomer: Callable[[int], Newcomer]
-    ) -> Step:
-        """Give up about `num_blocks` blocks of a tier for a newcomer of `domain`, at most MAX_STEPS.
+    ) -> Progress:
+        """Evict or spill about `num_blocks` blocks of a tier for a newcomer of `domain`, at most MAX_STEPS.
 
-        `newcomer(n)` says who it is, without its first n blocks; it is called when somebody asks.
+        `newcomer(n)` describes it without its first n blocks; it is called when the admission policy asks.
         Returns DECLINED as soon as the tier's admission says that the newcomer is not worth the next
-        victim: then whoever left before made room for as much of it as is worth it.
+        victim: then what was evicted before made room for as much of it as is worth it.
         """
-        step, num_left = Step.NOTHING, 0
+        step, num_freed = Progress.NOTHING, 0
         wanted = min(num_blocks, MAX_STEPS)
         admission = self._core.policies.admissions[tier]
 
         def is_admitted(victim: Victim) -> bool:
-            return admission.admits(newcomer(num_left), victim)
+            return admission.admits(newcomer(num_freed), victim)
 
         asked = None if type(admission) is AdmitAll else is_admitted  # a class derived from it may decline
-        while num_left < wanted:
-            step, num_run = self._give_up(tier, wanted - num_left, domain, asked)
-            if step in (Step.NOTHING, Step.DECLINED):
+        while num_freed < wanted:
+            step, num_run = self._evict_or_spill(tier, wanted - num_freed, domain, asked)
+            if step in (Progress.NOTHING, Progress.DECLINED):
                 break
-            num_left += num_run
+            num_freed += num_run
         self._run_eviction.flush()
         self.start_spills()
         return step
 
     def shed(self, tier: Tier, num_bytes: int) -> bool:
-        """Give up at least `num_bytes` of a tier, at most MAX_STEPS blocks at once. Returns whether that is
-        under way or done; False: nothing can go now."""
-        room = self._core.rooms[tier]
-        wanted = room.statistics().taken_bytes - num_bytes
-        step = Step.EVICTED
-        for _ in range(MAX_STEPS):
-            if room.statistics().taken_bytes - self.spilling_bytes(tier) <= wanted:
-                break
-            step, _ = self._give_up(tier, 1, domain=None)
-            self._run_eviction.flush()
-            if step is Step.NOTHING:
-                break
-        else:
-            self.is_busy = True
+        """Evict or spill at least `num_bytes` of a tier, at most MAX_STEPS blocks at once. Returns whether
+        that is under way or done; False: no block can be evicted now."""
+        limit_bytes = self._core.rooms[tier].statistics().taken_bytes - num_bytes
+        step = self._lower_to(limit_bytes, tier)
         self.start_spills()
-        return step is not Step.NOTHING or self.spilling_bytes(tier) > 0
+        return step is not Progress.NOTHING or self.spilling_bytes(tier) > 0
 
     def relieve(self) -> None:
         """Bring every memory tier to its high watermark. `carry_on` must follow."""
@@ -156,14 +144,16 @@ class Pressure:
         if self._passed_over and not self.refusals.is_pausing:
             self._offer_again()
         for tier in self._ladder.memory_tiers:
+            # Without a slower tier blocks are evicted when their room is needed, not before.
             if tier in self._core.rooms and self._lower(tier) is not None:
-                self._relieve(tier)
+                capacity_bytes = self._core.rooms[tier].statistics().capacity_bytes
+                self._lower_to(self._core.options.high_watermark * capacity_bytes, tier)
 
     def carry_on(self) -> None:
         """Keep cold segments free, demote what was archived, start the spills that were decided."""
         if len(self._core.rooms) == 1:
             return
-        self._reclaim.keep_free_segments()
+        self.reclaim.keep_free_segments()
         if self.archiving.run():
             self.is_busy = True
         self.start_spills()
@@ -204,35 +194,38 @@ class Pressure:
         return any(num_bytes and log_tier in edge for edge, num_bytes in in_flight.items())
 
     @property
-    def is_reclaiming_in_vain(self) -> bool:
-        """Whether the cold store is full of what must not leave it."""
-        return self._reclaim.is_in_vain
-
-    @property
-    def is_reclaiming_stuck(self) -> bool:
-        """Whether that is so, and something that was to be spilled waits for room in it."""
-        return self._reclaim.is_stuck
-
-    @property
     def has_spills(self) -> bool:
         """Whether copies were decided that are not started."""
         return any(self._spilled_bytes.values())
 
-    def free_dead_segments(self) -> None:
-        """Begin to free the segments of the cold store in which nothing lives."""
-        self._reclaim.free_dead_segments()
-
-    # ------------------------------------------------------------------------------------ internals
-
     def _lower(self, tier: Tier) -> Tier | None:
-        """Return the next slower tier that works, None when there is none."""
-        if len(self._core.rooms) == 1:
-            return None
-        for slower in self._ladder.below(tier):
-            is_asked = slower != self._log_tier or not self.refusals.is_pausing
-            if slower in self._core.rooms and slower not in self._core.offline and is_asked:
+        """Return the next slower tier that works and takes copies, None when there is none."""
+        for slower in self._below[tier]:
+            takes_copies = slower != self._log_tier or not self.refusals.is_pausing
+            if takes_copies and slower not in self._core.offline:
                 return slower
         return None
+
+    def _lower_to(self, limit_bytes: float, tier: Tier) -> Progress:
+        """Evict or spill until no more than `limit_bytes` of a tier are taken and stay."""
+        room = self._core.rooms[tier]
+
+        def is_low() -> bool:
+            return room.statistics().taken_bytes - self.spilling_bytes(tier) <= limit_bytes
+
+        return Progress.EVICTED if is_low() else self._step_until(is_low, tier, None)
+
+    def _step_until(self, is_enough: Callable[[], bool], tier: Tier, domain: int | None) -> Progress:
+        """Evict or spill, block by block, until `is_enough`; what MAX_STEPS leave over is for the next event.
+
+        Returns what the last step achieved."""
+        for _ in range(MAX_STEPS):
+            step, _ = self._evict_or_spill(tier, 1, domain)
+            self._run_eviction.flush()
+            if step is Progress.NOTHING or is_enough():
+                return step
+        self.is_busy = True
+        return step
 
     def _offer_again(self) -> None:
         passed_over, self._passed_over = self._passed_over, []
@@ -241,14 +234,14 @@ class Pressure:
             if row != NO_ROW:
                 self._residency.offer(row, tier)
 
-    def _give_up(
+    def _evict_or_spill(
         self,
         tier: Tier,
         max_blocks: int,
         domain: int | None,
         is_admitted: Callable[[Victim], bool] | None = None,
-    ) -> tuple[Step, int]:
-        """Take one step towards room for `domain` (None: for all): evict a run of clean blocks, or decide a
+    ) -> tuple[Progress, int]:
+        """Make one step towards room for `domain` (None: for all): evict a run of clean blocks, or decide a
         spill. `is_admitted`: whether a newcomer may take the place of a victim; None: it may.
 
         Returns what was achieved, and by how many blocks.
@@ -258,62 +251,68 @@ class Pressure:
         policy = core.policies.evictions[tier]
         lower = self._lower(tier)
         if self._waits_for_spills(tier, lower, domain):
-            return Step.NOTHING, 0
+            return Progress.NOTHING, 0
         while (victim := self.victims.choose(tier, domain)) is not None:
             row = victim.row
             if not residency.is_candidate(row, tier):
                 continue  # in use again; it is offered anew when that ends
-            # With a slower tier below nothing is lost by coming in here: leaving is only a demotion.
+            # With a slower tier below nothing is lost by admitting: the victim is only demoted.
             if is_admitted is not None and lower is None and not is_admitted(victim):
                 policy.offer((row,), core.now)
-                return Step.DECLINED, 0
+                return Progress.DECLINED, 0
             reason = self._reason_to_evict(row, tier, lower)
             if reason and residency.may_leave(row, tier):
-                return Step.EVICTED, self._evict_run(victim, tier, max_blocks, reason)
-            if lower is None:  # incomplete, with children: it goes when they have gone
+                return Progress.EVICTED, self._run_eviction.take(victim, tier, reason, max_blocks, policy)
+            if lower is None:  # incomplete, with children: evicted after them
                 if self.refusals.is_pausing:
                     self._passed_over.append((tier, core.catalog.handle(row)))
                 continue
             self._run_eviction.flush()
             step = self._send_down(victim, tier, lower)
-            if step is Step.NOTHING:
+            if step is Progress.NOTHING:
                 if self.spilling_bytes(tier) >= core.options.max_spill_bytes:
                     self._next_to_spill[tier, domain] = core.catalog.handle(row)
                 policy.offer((row,), core.now)
-            return step, int(step is not Step.NOTHING)
-        return Step.NOTHING, 0
+            return step, int(step is not Progress.NOTHING)
+        return Progress.NOTHING, 0
 
-    def _send_down(self, victim: Victim, tier: Tier, lower: Tier) -> Step:
-        """Decide the copy of a victim into the next tier down, or evict it where that does not admit it or
-        cannot take it."""
+    def _send_down(self, victim: Victim, tier: Tier, lower: Tier) -> Progress:
+        """Decide the copy of a victim into `lower`, or evict it where that does not admit it or cannot take
+        it. Between memories of the host a full tier is passed over."""
         row, residency = victim.row, self._residency
         if residency.may_leave(row, tier) and not self.is_worth_keeping(row, lower):
             residency.evict(row, tier, f"not worth {lower.label}", victim)
-            return Step.EVICTED
+            return Progress.EVICTED
         if self.spilling_bytes(tier) < self._core.options.max_spill_bytes:
             if lower == self._log_tier and not self.cold_quota.admits(row):
-                if residency.may_leave(row, tier):
-                    residency.evict(row, tier, self.cold_quota.reason, victim)
-                    return Step.EVICTED
+                if self._evict_if_free(victim, tier, self.cold_quota.reason):
+                    return Progress.EVICTED
             elif self._spill(row, tier, target=lower, archives=False):
-                return Step.SPILLING
+                return Progress.SPILLING
         if (tier, lower) not in self._host_edges:
-            return Step.NOTHING
-        if residency.is_below(row, tier) and residency.may_leave(row, tier):
-            residency.evict(row, tier, "coldest", victim)  # no room in the next tier; a slower one has it
-            return Step.EVICTED
+            return Progress.NOTHING
+        if residency.is_below(row, tier) and self._evict_if_free(victim, tier, "coldest"):
+            return Progress.EVICTED  # `lower` has no room; a slower tier has the block
         further = self._lower(lower)
         if further is not None:  # past it, unless room appears there
-            return Step.NOTHING if self.spilling_bytes(lower) else self._send_down(victim, tier, further)
-        if self.spilling_bytes(tier) or not residency.may_leave(row, tier):
-            return Step.NOTHING
-        residency.evict(row, tier, f"coldest, no room in {lower.label}", victim)
-        return Step.EVICTED
+            return Progress.NOTHING if self.spilling_bytes(lower) else self._send_down(victim, tier, further)
+        is_evicted = not self.spilling_bytes(tier) and self._evict_if_free(
+            victim, tier, f"coldest, no room in {lower.label}"
+        )
+        return Progress.EVICTED if is_evicted else Progress.NOTHING
+
+    def _evict_if_free(self, victim: Victim, tier: Tier, reason: str) -> bool:
+        """Evict a victim unless something protects it. Returns whether it was evicted."""
+        may_leave = self._residency.may_leave(victim.row, tier)
+        if may_leave:
+            self._residency.evict(victim.row, tier, reason, victim)
+        return may_leave
 
     def _waits_for_spills(self, tier: Tier, lower: Tier | None, domain: int | None) -> bool:
-        """Whether whoever was to leave last time still has to be spilled first, and as much is being spilled
-        as may be. Nobody else is looked for until a spill ends: it would be found, and put back, at every
-        event, and where the cold store cannot keep up every event asks."""
+        """Whether the last victim still has to be spilled first, and as much is being spilled as may be.
+
+        No other victim is looked for until a spill ends: it would be found, and put back, at every event, and
+        where the cold store cannot keep up every event asks."""
         handle = self._next_to_spill.get((tier, domain))
         if handle is None:
             return False
@@ -345,12 +344,8 @@ class Pressure:
         )
         return self._core.policies.admissions[lower].admits(newcomer, None)
 
-    def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
-        """Evict a victim and those above it that cost no more. Returns how many blocks left."""
-        return self._run_eviction.take(victim, tier, reason, max_blocks, self._core.policies.evictions[tier])
-
     def _reason_to_evict(self, row: int, tier: Tier, lower: Tier | None) -> str:
-        """Say why a block may be given up at once; empty when it must be spilled first."""
+        """Return why a block may be evicted at once; empty when it must be spilled first."""
         if self._core.catalog.tier_of(row) is None:
             return INCOMPLETE
         if lower is None:
@@ -406,7 +401,7 @@ class Pressure:
             if lower == self._log_tier:
                 encoding = catalog.choose_encoding(fragment, namespace)
                 stored_bytes = catalog.encodings.stored_bytes(encoding, length)
-                place = self._reclaim.place_for(namespace.domain, stored_bytes)
+                place = self.reclaim.place_for(namespace.domain, stored_bytes)
             else:
                 place = self.place_for(lower, namespace.domain, length)
             if place is None:
@@ -431,18 +426,3 @@ class Pressure:
                 self._copies.start(source, target, batch, urgency, in_one=in_one)
             for move in moves:
                 self._residency.drop(move.fragment, source)
-
-    def _relieve(self, tier: Tier) -> None:
-        """Only where there is a slower tier. Elsewhere blocks leave when their room is needed, not before."""
-        room = self._core.rooms[tier]
-        high_bytes = self._core.options.high_watermark * room.statistics().capacity_bytes
-        num_left = 0
-        while num_left < MAX_STEPS:
-            if room.statistics().taken_bytes - self.spilling_bytes(tier) <= high_bytes:
-                return  # low enough, or enough is on its way
-            step, num_blocks = self._give_up(tier, 1, domain=None)
-            self._run_eviction.flush()
-            if step is Step.NOTHING:
-                return
-            num_left += num_blocks
-        self.is_busy = True

@@ -121,7 +121,7 @@ class Resizing:
         if self._pressure.shed(tier, _excess(room)):
             return True
         refusals = self._pressure.refusals
-        if self._pressure.is_reclaiming_stuck and not refusals.is_pausing:
+        if self._pressure.reclaim.is_stuck and not refusals.is_pausing:
             refusals.full()
             self.is_busy = True
         return False

@@ -9,8 +9,8 @@ from collections import defaultdict
 
 from ....tiers.base import Cause
 from ....tiers.block import Tier, Urgency
-from ..capacity.promotion_rules import PromotionRules
 from ..capacity.pressure import Pressure
+from ..capacity.promotion_rules import PromotionRules
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.states import State

@@ -1,19 +1,19 @@
 """Promotions: blocks that are used again come to rest in a faster memory tier.
 
-Two kinds, counted apart. A block that is *delivered* on a device crosses the link each time, and for most blocks
-that is right: a conversation's blocks are asked for once a turn, and the device is small. But the beginning of
-many prompts, a system prompt, is delivered with every request: it goes up into the device tier. A block in a
-memory tier below the put tier can be read in place, but that tier is slower, and the block was demoted into it
-because it was the coldest: when requests use it again, it goes up into the put tier.
+Two kinds, counted apart. A block that is *delivered* on a device crosses the link each time, and for most
+blocks that is right: a conversation's blocks are asked for once a turn, and the device is small. But the
+beginning of many prompts, a system prompt, is delivered with every request: it goes up into the device tier.
+A block in a memory tier below the put tier can be read in place, but that tier is slower, and the block was
+demoted into it because it was the coldest: when requests use it again, it goes up into the put tier.
 
-Both happen in the background at the second use, under the rules of promotion_rules.py: into free room or that of
-a block that was not used since the first of these uses, parents first. So a set of hot blocks larger than the
-tier does not turn over for ever. What is counted is bounded and forgotten oldest first: a block that is not used
-again within as many others is no shared prefix.
+Both happen in the background at the second use, under the rules of promotion_rules.py: into free room or that
+of a block that was not used since the first of these uses, parents first. So a set of hot blocks larger than
+the tier does not turn over for ever. What is counted is bounded and forgotten oldest first: a block that is
+not used again within as many others is no shared prefix.
 
-Rejected: the tier's admission policy as the judge (by default it admits every block); promoting at the first use
-(a scan of prompts that come once would exchange the contents of both tiers); evicting the copy below when it has
-landed above (the next demotion would copy it again, and under pressure it is evicted anyhow).
+Rejected: the tier's admission policy as the judge (by default it admits every block); promoting at the first
+use (a scan of prompts that come once would exchange the contents of both tiers); evicting the copy below when
+it has landed above (the next demotion would copy it again, and under pressure it is evicted anyhow).
 """
 
 from collections import deque
@@ -89,7 +89,8 @@ class Promotions:
         self._count(below, self._device_tier, self._deliveries)
 
     def run(self) -> None:
-        """Begin what waits, as far as the bounds allow. After answers: making room could evict their blocks."""
+        """Begin what waits, as far as the bounds allow. After answers: making room could evict their
+        blocks."""
         if not self._waiting or self._is_room_being_made():
             return
         core, catalog = self._core, self._core.catalog

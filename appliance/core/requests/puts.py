@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ....policies.base import Newcomer
 from ....tiers.base import Cause
 from ....tiers.block import Urgency
-from ..capacity.pressure import Pressure, Step
+from ..capacity.pressure import Pressure, Progress
 from ..catalog.catalog import NO_ROW, Namespace
 from ..catalog.core_state import CoreState
 from ..catalog.fresh import FreshRun
@@ -159,7 +159,7 @@ class PutJob:
                 missing,
                 lambda num_left: self._newcomer(num_placed + num_left),
             )
-            self._is_declined = step is Step.DECLINED
+            self._is_declined = step is Progress.DECLINED
             places += reserve_many(namespace.domain, namespace.fragment_bytes, missing)
         return places
 
@@ -273,7 +273,7 @@ class PutJob:
             if place is None:
                 if all_absent:
                     step = self._pressure.make_room(self._put_tier, domain, 1, self._newcomer)
-                    self._is_declined = step is Step.DECLINED
+                    self._is_declined = step is Progress.DECLINED
                 if self._is_declined:
                     return False
                 place = self._pressure.place_for(self._put_tier, domain, length)

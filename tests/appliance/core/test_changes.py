@@ -259,7 +259,7 @@ def test_a_shrink_that_waits_for_readers_does_not_stop_spills() -> None:
     for first in range(0, len(chain), 8):
         rig.put(chain[first : first + 8], chain[first - 1] if first else b"")
         rig.settle()
-    while not rig.planner.pressure.is_reclaiming_in_vain:
+    while not rig.planner.reclaim.is_in_vain:
         rig.tick(1.0)
         rig.settle()
     rig.change(nvme=60, write="spill")
