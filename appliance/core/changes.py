@@ -90,14 +90,11 @@ class Changes:
         core.options = change.options
         for listener in self._listeners:
             listener.options_changed()
-        core.story.keep_at_most(change.options.max_story_lines)
         for tier, num_units in change.num_units.items():
             self._resizing.resize(tier, num_units)
         if change.policies != core.choice:
             self._adopt(change.policies)
         core.story.count("policies_changed")
-
-    # ------------------------------------------------------------------------------------ internals
 
     def _adopt(self, choice: PolicyChoice) -> None:
         """Put the policies of `choice` in the place of those there are."""

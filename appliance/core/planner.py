@@ -137,7 +137,7 @@ class Planner:
         self.writes = Writes(core, requests, residency, self.copies, self.pressure, self.waiting, usage)
         self.placing = Placing(core, requests, self.loads, self.pins, self.prefetching)
 
-    def _handler_table(self) -> dict[type, Callable[[Any], None]]:
+    def _handler_table(self) -> dict[type, Callable[[Any], object]]:
         """Say which part answers which event."""
         return {
             ev.ClientOpened: self.requests.open_client,
@@ -150,7 +150,7 @@ class Planner:
             ev.Touched: self.reads.touched,
             ev.PrefetchRequested: self.placing.prefetch,
             ev.PinRequested: self.placing.pin,
-            ev.UnpinRequested: self._unpin,
+            ev.UnpinRequested: lambda event: self.pins.unpin(event.pin_id),
             ev.ReserveRequested: self.writes.reserve,
             ev.CommitRequested: self.writes.commit,
             ev.AbortRequested: self.writes.abort,
@@ -160,7 +160,7 @@ class Planner:
             ev.EvictRequested: self.evicting.begin,
             ev.TenantErased: self.erasing.begin,
             ev.CopyFinished: self._copy_finished,
-            ev.SegmentFreed: self._segment_freed,
+            ev.SegmentFreed: lambda event: self.reclaim.segment_freed(event.segment),
             ev.TierLost: self._tier_lost,
             ev.EdgeMeasured: self._edge_measured,
             ev.ColdEdgeOpened: self._cold_edge_opened,
@@ -331,9 +331,6 @@ class Planner:
         self.sessions.client_gone(event.client)
         self.requests.forget_client(event.client)
 
-    def _unpin(self, event: ev.UnpinRequested) -> None:
-        self.pins.unpin(event.pin_id)
-
     def _session_updated(self, event: ev.SessionUpdated) -> None:
         session = self.sessions.claim(event.session_id, event.client)
         was_away = session.urgency >= Urgency.WAITING
@@ -363,9 +360,6 @@ class Planner:
             row = self.catalog.row_of(handle)
             if row != NO_ROW:
                 self.pressure.archiving.add(row)
-
-    def _segment_freed(self, event: ev.SegmentFreed) -> None:
-        self.reclaim.segment_freed(event.segment)
 
     def _tier_lost(self, event: ev.TierLost) -> None:
         offline = self.core.offline

@@ -129,8 +129,6 @@ class Ahead:
         if not self._begin(self.dirty.lost, is_again=True) and mode == "idle":
             self._begin(self.dirty.puts, is_again=False)
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _begin(self, line: Line, *, is_again: bool) -> bool:
         """Begin one idle copy of the first blocks of a line. Whether there is one."""
         catalog, pressure = self._core.catalog, self._pressure

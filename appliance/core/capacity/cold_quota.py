@@ -75,8 +75,6 @@ class ColdQuota:
                 if excess_bytes > 0 and residency.may_leave(row, self._log_tier):
                     excess_bytes -= residency.evict(row, self._log_tier, self.reason)
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _namespaces_of(self, tenant: str) -> list[Namespace]:
         namespaces = self._core.catalog.namespaces.values()
         return [one for one in namespaces if tenant_of(one.identity.domain) == tenant]

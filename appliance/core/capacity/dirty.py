@@ -176,8 +176,6 @@ class Dirty:
         """Audit both lines."""
         return [*self.puts.check_integrity(), *self.lost.check_integrity()]
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _note_put(self, rows: Sequence[int], use: Use) -> None:
         self.put(rows)
 

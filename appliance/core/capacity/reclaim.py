@@ -143,8 +143,6 @@ class Reclaim:
             self._pause_s = FRUITLESS_PAUSE_S
         self._core.story.count("segments_reclaimed")
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _begin(self, chosen: set[int] | None = None) -> None:
         """Begin with the oldest segment that may be emptied, of those that were chosen if some were."""
         assert self._log is not None

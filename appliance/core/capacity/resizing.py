@@ -66,13 +66,10 @@ class Resizing:
         """When a pause after a failed copy ends."""
         return self._not_before if self._to_move and self._not_before > self._core.now else None
 
-    def landed(self, fragment: int, cause: Cause | None) -> None:
-        """A fragment was moved, or not: then it is tried again later."""
+    def landed(self, fragments: Sequence[int], cause: Cause | None) -> None:
+        """Pause before the next moves when some failed."""
         if cause is not None:
             self._not_before = self._core.now + PAUSE_S
-
-    def landed_run(self, fragments: Sequence[int]) -> None:
-        """Nothing to do: all went well."""
 
     def resize(self, tier: Tier, num_units: int) -> None:
         """Give a tier `num_units` extents or segments from now on; what is too many leaves step by step."""
@@ -109,8 +106,6 @@ class Resizing:
         if log is not None and log.is_shrinking:
             for number in log.take_gone():
                 self._core.outbox.emit(GiveBack(self._core.ladder.log_tier, number))
-
-    # ------------------------------------------------------------------------------------ internals
 
     def _shed(self, tier: Tier, room: SlotPool) -> bool:
         """Evict or spill what is too much. Returns whether that is under way.

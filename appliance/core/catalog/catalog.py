@@ -394,8 +394,6 @@ class Catalog:
         """Return how many places the fragments of a block have, in all tiers together."""
         return sum([placed[row] for placed in self.num_placed])
 
-    # ------------------------------------------------------------------------------------ internals
-
     def link(self, row: int, parent: int) -> None:
         """Make `row` the first child of `parent` (NO_ROW: the start of a chain)."""
         self.parent[row] = parent

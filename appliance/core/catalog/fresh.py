@@ -71,8 +71,6 @@ class FreshRun:
         """Return the labels of the fragments, with the checksums that were taken."""
         return Lazy(len(self.fragments), partial(self._make_labels, checksums))
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _make_items(self, spans: Sequence[tuple[int, int]]) -> list[CopyItem]:
         offsets = self.namespace.group_offsets
         sources = [start + offset for start, _ in spans for offset in offsets]

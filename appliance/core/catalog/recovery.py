@@ -7,7 +7,6 @@ What arrives may have holes: a block with a missing fragment is a miss until it 
 whose parent is missing is kept, unreachable, until the parent comes back or its segment is reclaimed.
 """
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from ....tiers.cold.log import SegmentLog
 from ..encodings import AS_IT_IS, Encoding
 from .catalog import NO_ROW, Catalog, Namespace
 from .core_state import CoreState
+from .transitions import extend_column
 
 Records = npt.NDArray[np.void]
 
@@ -177,12 +177,12 @@ def _extend_blocks(
     num_rows = len(names)
     catalog.prefix_hash += names
     catalog.num_blocks += num_rows
-    _extend(catalog.namespace_id, np.full(num_rows, namespace.id))
-    _extend(catalog.position, positions)
-    _extend(catalog.first_fragment, first_fragment + np.arange(num_rows) * namespace.num_groups)
+    extend_column(catalog.namespace_id, np.full(num_rows, namespace.id))
+    extend_column(catalog.position, positions)
+    extend_column(catalog.first_fragment, first_fragment + np.arange(num_rows) * namespace.num_groups)
     for column in (catalog.serial, catalog.num_uses, catalog.last_used):
-        _extend(column, np.zeros(num_rows))
-    _extend(catalog.urgency, np.full(num_rows, NO_SESSION))
+        extend_column(column, np.zeros(num_rows))
+    extend_column(catalog.urgency, np.full(num_rows, NO_SESSION))
 
 
 def _link(catalog: Catalog, first_row: int, parents: npt.NDArray[np.int32]) -> None:
@@ -199,10 +199,10 @@ def _link(catalog: Catalog, first_row: int, parents: npt.NDArray[np.int32]) -> N
         previous_sibling[order[1:][same]] = rows[order[:-1][same]]
         heads = order[np.concatenate(([True], ~same))]
         first_child[parents[heads] - first_row] = rows[heads]
-    _extend(catalog.parent, parents)
-    _extend(catalog.first_child, first_child)
-    _extend(catalog.next_sibling, next_sibling)
-    _extend(catalog.previous_sibling, previous_sibling)
+    extend_column(catalog.parent, parents)
+    extend_column(catalog.first_child, first_child)
+    extend_column(catalog.next_sibling, next_sibling)
+    extend_column(catalog.previous_sibling, previous_sibling)
 
 
 def _extend_fragments(
@@ -215,12 +215,12 @@ def _extend_fragments(
 ) -> None:
     """Append the fragments of the new rows; `fragment` counts from the first of them."""
     num_fragments = num_rows * num_groups
-    _extend(catalog.block_of, first_row + np.arange(num_fragments) // num_groups)
+    extend_column(catalog.block_of, first_row + np.arange(num_fragments) // num_groups)
     halves = np.ascontiguousarray(records["checksum"]).view(">u8").reshape(-1, 2)
     for column, values in ((catalog.checksum_high, halves[:, 0]), (catalog.checksum_low, halves[:, 1])):
         filled = np.zeros(num_fragments, np.uint64)
         filled[fragment] = values
-        _extend(column, filled)
+        extend_column(column, filled)
     first_fragment = len(catalog.block_of) - num_fragments
     catalog.spent.update((first_fragment + fragment[records["is_spent"]]).tolist())
 
@@ -231,7 +231,3 @@ def _encodings(catalog: Catalog, records: Records) -> npt.NDArray[np.uint16]:
     number_of = catalog.encodings.number_of
     numbers = [number_of(Encoding(*form) if form[0] else None) for form in forms.tolist()]
     return np.array(numbers, np.uint16)[which]
-
-
-def _extend(column: "array[Any]", values: npt.NDArray[Any]) -> None:
-    column.frombytes(values.astype(column.typecode).tobytes())

@@ -197,8 +197,6 @@ class Residency(Rules):
         if policy is not None and self.is_candidate(row, tier):
             policy.offer((row,), self.core.now)
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _evict(self, row: int, fragment: int, tier: Tier, *, is_unwanted: bool = False) -> int:
         """A fragment leaves a tier. Returns the bytes freed. `is_unwanted`: it is not to be brought back."""
         vacated = self.core.transitions.evict(fragment, tier)

@@ -128,8 +128,6 @@ class Rules:
             if states[fragment] == State.RESIDENT
         )
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _above_floor_without(self, row: int, tier: Tier) -> bool:
         """Whether all that a pinned block has at or above its floor is still there after it left `tier`."""
         floor = min(self._floors[row])

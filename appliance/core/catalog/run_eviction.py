@@ -98,8 +98,6 @@ class RunEviction:
         for parent in parents:
             residency.forget_if_nowhere(parent)
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _run_above(self, victim: Victim, tier: Tier, limit: int, policy: EvictionPolicy) -> list[int]:
         """Return the victim and the blocks above it that may leave with it in one step, deepest first; empty
         when it must leave by itself.

@@ -52,11 +52,6 @@ class Story:
         #: How often each `what` happened since the start.
         self.counters: dict[str, int] = {}
 
-    def keep_at_most(self, max_lines: int) -> None:
-        """Remember so many lines from now on; the oldest are forgotten."""
-        if max_lines != self._lines.maxlen:
-            self._lines = deque(self._lines, max_lines)
-
     def tell(
         self, at: float, subject: bytes | str, what: str, why: str = "", verdict: Verdict = NO_VERDICT
     ) -> None:

@@ -337,7 +337,7 @@ class Transitions:
         rows = (fragments - first_fragment) // (num_fragments // num_rows)
         placed = np.bincount(rows, minlength=num_rows)
         children = np.bincount(parents[parents != NO_ROW] - first_row, minlength=num_rows)
-        _extend(catalog.num_keepers, np.zeros(num_rows))
+        extend_column(catalog.num_keepers, np.zeros(num_rows))
         for tier in self._ladder.tiers:
             is_cold = tier == self._log_tier
             for columns, counts in (
@@ -345,25 +345,23 @@ class Transitions:
                 (catalog.num_resident, placed),
                 (catalog.num_children_placed, children),
             ):
-                _extend(columns[tier], counts if is_cold else np.zeros(num_rows))
-            _extend(catalog.num_holds[tier], np.zeros(num_rows))
+                extend_column(columns[tier], counts if is_cold else np.zeros(num_rows))
+            extend_column(catalog.num_holds[tier], np.zeros(num_rows))
             place = np.full(num_fragments, NO_PLACE, np.int64)
             state = np.full(num_fragments, State.ABSENT, np.uint8)
             if is_cold:
                 place[fragments - first_fragment] = places
                 state[fragments - first_fragment] = State.RESIDENT
-            _extend(catalog.place[tier], place)
-            _extend(catalog.state[tier], state)
-            _extend(catalog.holds[tier], np.zeros(num_fragments))
+            extend_column(catalog.place[tier], place)
+            extend_column(catalog.state[tier], state)
+            extend_column(catalog.holds[tier], np.zeros(num_fragments))
         encoding = np.zeros(num_fragments, np.uint16)
         encoding[fragments - first_fragment] = encodings
-        _extend(catalog.encoding, encoding)
+        extend_column(catalog.encoding, encoding)
         self.resident_bytes[self._log_tier] += stored_bytes
         self.cold_bytes[namespace_id] += stored_bytes
         self.num_resident[self._log_tier] += len(fragments)
         self._list_in_segments(fragments, places)
-
-    # ------------------------------------------------------------------------------------ internals
 
     def _step(self, fragment: int, tier: Tier, step: Step) -> None:
         states = self._catalog.state[tier]
@@ -408,9 +406,9 @@ class Transitions:
         order = np.argsort(segments, kind="stable")
         numbers, starts = np.unique(segments[order], return_index=True)
         for number, part in zip(numbers, np.split(fragments[order], starts[1:]), strict=True):
-            _extend(self.in_segment[int(number)], part)
+            extend_column(self.in_segment[int(number)], part)
 
 
-def _extend(column: "array[Any]", values: "npt.NDArray[Any]") -> None:
+def extend_column(column: "array[Any]", values: "npt.NDArray[Any]") -> None:
     """Append values to a column. values: (n,)."""
     column.frombytes(values.astype(column.typecode).tobytes())

@@ -37,14 +37,10 @@ Listener: TypeAlias = Callable[[int, Cause | None], None]  # fragment, why it di
 
 
 class Owner(Protocol):
-    """A put that waits until all of its bytes have landed."""
+    """A part that started copies and has to know what became of them, such as a put."""
 
-    def landed(self, fragment: int, cause: Cause | None) -> None:
-        """The copy of one fragment ended."""
-        ...
-
-    def landed_run(self, fragments: Sequence[int]) -> None:
-        """The copies of many fragments ended well."""
+    def landed(self, fragments: Sequence[int], cause: Cause | None) -> None:
+        """Take in that the copies of these fragments ended, well when `cause` is None."""
         ...
 
 
@@ -243,7 +239,7 @@ class Copies:
         for fragment in run.fragments if self._listeners else ():
             self.tell_listeners(fragment, batch.target, None)
         if batch.owner is not None:
-            batch.owner.landed_run(run.fragments)
+            batch.owner.landed(run.fragments, None)
         return True
 
     def take_unfit(self) -> list[int]:
@@ -282,7 +278,7 @@ class Copies:
                 residency.condemn(fragment, self._log_tier, "put again")
             residency.land(fragment, batch.target, label)
         if batch.owner is not None:
-            batch.owner.landed(fragment, outcome.cause)
+            batch.owner.landed((fragment,), outcome.cause)
         self.tell_listeners(fragment, batch.target, outcome.cause)
         if outcome.cause is not None:  # last, because the block may be forgotten by this
             row = core.catalog.block_of[fragment]
@@ -305,7 +301,7 @@ class Copies:
         """A fragment was copied to another place of its tier."""
         residency, tier = self._residency, batch.target
         if batch.owner is not None:
-            batch.owner.landed(fragment, outcome.cause)
+            batch.owner.landed((fragment,), outcome.cause)
         if outcome.cause is None and residency.may_move(fragment, tier):
             residency.move(fragment, tier, item.target)
         else:

@@ -91,8 +91,6 @@ class WriteBudget:
             self._left = min(max(left, -float(self.daily_bytes)), float(self.daily_bytes))
             self._as_of = as_of
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _left_at(self, now: float) -> float:
         assert self.daily_bytes is not None
         filled = max(0.0, now - self._as_of) * self.daily_bytes / DAY_S

@@ -224,24 +224,20 @@ class Prefetching:
                 catalog.awaited[row] = begun.until = now
                 heapq.heappush(self._windows, (now, catalog.handle(row)))
 
-    def landed(self, fragment: int, cause: Cause | None) -> None:
-        """The copy of one fragment ended."""
-        begun = self._begun.get(self._core.catalog.block_of[fragment])
-        if begun is None:
-            return
-        length = self._core.catalog.length_of(fragment)
-        if cause is None:
-            begun.landed_bytes += length
-        else:
+    def landed(self, fragments: Sequence[int], cause: Cause | None) -> None:
+        """Count what arrived, or will not arrive, of the blocks that were begun."""
+        for fragment in fragments:
+            begun = self._begun.get(self._core.catalog.block_of[fragment])
+            if begun is None:
+                continue
+            length = self._core.catalog.length_of(fragment)
+            if cause is None:
+                begun.landed_bytes += length
+                continue
             begun.num_bytes -= length
             self.begun_bytes -= length
             if begun.source is not None:
                 begun.source.begin(-length)
-
-    def landed_run(self, fragments: Sequence[int]) -> None:
-        """The copies of many fragments ended well."""
-        for fragment in fragments:
-            self.landed(fragment, None)
 
     def statistics(self) -> dict[str, int]:
         """Return what is begun and not used yet."""
@@ -271,8 +267,6 @@ class Prefetching:
         if counters.get("prefetch_begun", 0) != ended + len(self._begun):
             problems.append(f"prefetch: {counters.get('prefetch_begun', 0)} begun, {ended} ended")
         return problems
-
-    # ------------------------------------------------------------------------------------ internals
 
     def _due_at(self) -> float | None:
         if self._rests:

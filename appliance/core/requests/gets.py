@@ -146,8 +146,6 @@ class AcquireJob:
         if not self.is_done:
             self.calls.append(call)
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _is_intact(self) -> bool:
         """Whether everything that was reported may still be read by somebody new."""
         catalog = self._core.catalog

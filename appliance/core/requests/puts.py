@@ -363,10 +363,10 @@ class PutJob:
         self._taken = []
         self._copies.start(None, self._put_tier, moves, Urgency.PREFILL, client=self.client.id, owner=self)
 
-    def landed(self, fragment: int, cause: Cause | None) -> None:
-        """The copy of one fragment ended."""
-        self._num_copying -= 1
-        if cause is not None:
+    def landed(self, fragments: Sequence[int], cause: Cause | None) -> None:
+        """Count the copies that ended; note the blocks of those that failed. Answers after the last one."""
+        self._num_copying -= len(fragments)
+        for fragment in fragments if cause is not None else ():
             row = self._core.catalog.block_of[fragment]
             # A block that waits for room for its other fragments is not among the decided ones yet; one for
             # which there was none has its outcome already.
@@ -375,12 +375,6 @@ class PutJob:
             for block in blocks:
                 if block < len(self.outcomes):
                     self.outcomes[block] = PutOutcome.FAILED
-        if not self._num_copying:
-            self._finish_if_landed()
-
-    def landed_run(self, fragments: Sequence[int]) -> None:
-        """The copies of many fragments ended well."""
-        self._num_copying -= len(fragments)
         if not self._num_copying:
             self._finish_if_landed()
 

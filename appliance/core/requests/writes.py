@@ -125,8 +125,6 @@ class Writes:
         """When `expire` has something to do."""
         return min((job.deadline_at for job in self._jobs.values()), default=None)
 
-    # ------------------------------------------------------------------------------------ internals
-
     def _job(self, event: ReserveRequested) -> PutJob | None:
         """Return the job of a put, an earlier one for a retry; None when it was refused."""
         requests = self._requests

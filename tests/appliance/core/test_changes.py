@@ -70,16 +70,13 @@ class Waiter:
 def test_options_reach_every_part() -> None:
     rig = ResizableRig(2)
     planner = rig.planner
-    rig.change(lease_ttl_s=1.5, max_waiting_puts=3, max_story_lines=7)
+    rig.change(lease_ttl_s=1.5, max_waiting_puts=3)
     assert planner.core.options.lease_ttl_s == 1.5
     assert planner.leases.grant(planner.leases.clients[CLIENT], 0.0).deadline_at == rig.now + 1.5
     assert not planner.waiting.is_full
     for _ in range(3):
         planner.waiting.add(Waiter(), Urgency.QUEUED, 1.0)
     assert planner.waiting.is_full
-    for number in range(20):
-        planner.story.tell(0.0, "s", f"line {number}")
-    assert len(planner.story.of("s")) == 7
 
 
 # ------------------------------------------------------------------------------------------ policies
