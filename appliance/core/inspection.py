@@ -8,7 +8,6 @@ from collections.abc import Sized
 from typing import Any
 
 from ...tiers.block import NO_PLACE, Tier
-from ...tiers.cold.log import record_bytes
 from ...v1.shm import extent_of
 from .catalog.catalog import NO_ROW
 from .catalog.core_state import CoreState
@@ -141,33 +140,6 @@ class Inspection:
     def session_story(self, session_id: str) -> list[Line]:
         """Return the story of a session."""
         return self._core.story.of(session_id)
-
-    def check_books(self) -> list[str]:
-        """Audit invariant 15: bytes by state against the rooms, live records against the segments."""
-        catalog, log_tier = self._core.catalog, self._core.ladder.log_tier
-        log = self._core.log
-        if log is None:
-            return []
-        num_live: Counter[int] = Counter()
-        live_bytes: Counter[int] = Counter()
-        for namespace in catalog.namespaces.values():
-            for row in namespace.rows.values():
-                for fragment in catalog.fragments(row):
-                    place = catalog.place[log_tier][fragment]
-                    if place != NO_PLACE:
-                        num_live[extent_of(place)] += 1
-                        live_bytes[extent_of(place)] += record_bytes(
-                            catalog.stored_length(fragment, log_tier)
-                        )
-        for place, length in self._copies.forward_targets():
-            num_live[extent_of(place)] += 1
-            live_bytes[extent_of(place)] += record_bytes(length)
-        return [
-            f"segment {n}: {s.num_live} live records of {s.live_bytes} bytes, "
-            f"the catalog has {num_live[n]} of {live_bytes[n]}"
-            for n, s in enumerate(log.segments)
-            if (s.num_live, s.live_bytes) != (num_live[n], live_bytes[n])
-        ]
 
     def _tier(self, tier: Tier) -> dict[str, int]:
         core = self._core

@@ -14,7 +14,7 @@ reply), `leases`, `pins`, `sessions` (what protects blocks), `story` (what happe
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...policies.base import Future
 from ...policies.learned import pack, unpack
@@ -29,9 +29,9 @@ from .capacity.pressure import Pressure
 from .capacity.reclaim import Reclaim
 from .capacity.resizing import Resizing
 from .catalog.catalog import NO_ROW
-from .catalog.catalog_audit import check_catalog
+from .catalog.catalog_audit import check_books, check_catalog
 from .catalog.core_state import CoreState
-from .catalog.recovery import Recovered, adopt
+from .catalog.recovery import adopt
 from .catalog.residency import Residency
 from .changes import Changes
 from .copying.copies import Copies
@@ -57,6 +57,9 @@ from .requests.usage import Usage
 from .requests.waiting import Waiting
 from .requests.writes import Writes
 from .results import CountResult, Refusal
+
+if TYPE_CHECKING:
+    from ...tiers.cold.recovery import RecoveredStore
 
 
 class LookupResult(NamedTuple):
@@ -273,7 +276,7 @@ class Planner:
         ]
         return min((at for at in due if at is not None), default=None)
 
-    def adopt(self, recovered: Recovered, now: float) -> int:
+    def adopt(self, recovered: "RecoveredStore", now: float) -> int:
         """Take over what the cold store found at start. Once, before any event. Returns the blocks."""
         self.core.now = now
         namespaces = [self.requests.add_namespace(identity) for identity in recovered.namespaces]
@@ -306,7 +309,6 @@ class Planner:
     def check_integrity(self) -> list[str]:
         """Audit everything. O(everything): for tests and `doctor`."""
         checks = [
-            self.residency.check_integrity,
             self.leases.check_integrity,
             self.pins.check_integrity,
             self.quotas.check_integrity,
@@ -315,10 +317,9 @@ class Planner:
             self.prefetching.check_integrity,
             self.resizing.check_integrity,
             self.dirty.check_integrity,
-            self.inspection.check_books,
             *(room.check_integrity for room in self.rooms.values()),
         ]
-        problems = check_catalog(self.catalog)
+        problems = check_catalog(self.catalog) + check_books(self.core, self.copies.forward_targets())
         return problems + [problem for check in checks for problem in check()]
 
     # ---------------------------------------------------------------------------- clients, sessions

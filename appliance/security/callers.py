@@ -7,11 +7,10 @@ domain, sessions of its tenant. Everything else does not exist for it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...tiers.block import Urgency
 from ..config import Tenant
-from ..core.requests.quotas import RateLimit
 from ..errors import error
 from . import request_checks as checks
 from .client_registry import ClientRegistry, ConnectedClient
@@ -77,6 +76,25 @@ class Caller:
     def urgency(self, value: int) -> Urgency:
         """Return the urgency of a request: what it says, at most what its tenant may say."""
         return max(checks.urgency(value), self.tenancy.most_urgent)
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """A bucket of calls: holds one second's worth, fills at `calls_per_s`. Pure: told what time it is."""
+
+    calls_per_s: float
+    _num_left: float = field(default=-1.0, init=False)
+    _at: float = field(default=float("-inf"), init=False)
+
+    def take(self, now: float) -> float:
+        """Take one call; return 0, or in how many seconds there will be one to take."""
+        most = max(1.0, self.calls_per_s)
+        self._num_left = min(most, self._num_left + (now - self._at) * self.calls_per_s)
+        self._at = now
+        if self._num_left >= 1.0:
+            self._num_left -= 1.0
+            return 0.0
+        return (1.0 - self._num_left) / self.calls_per_s
 
 
 class CallRates:

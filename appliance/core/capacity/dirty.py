@@ -103,11 +103,11 @@ class Dirty:
         self.is_complete = is_complete
         self.puts = Line(core, self.is_dirty)
         self.lost = Line(core, self.is_dirty)
-        core.listeners.join(Listener(stored=self._note_put))
+        core.listeners.join(Listener(stored=self._put))
 
-    def put(self, rows: Sequence[int]) -> None:
-        """Blocks of one namespace were put."""
-        if not rows or self._log_tier not in self._core.rooms:
+    def _put(self, rows: Sequence[int], use: Use) -> None:
+        """Let blocks of one namespace that were put wait."""
+        if self._log_tier not in self._core.rooms:
             return
         self.puts.append(rows)
         if self.is_complete:
@@ -175,9 +175,6 @@ class Dirty:
     def check_integrity(self) -> list[str]:
         """Audit both lines."""
         return [*self.puts.check_integrity(), *self.lost.check_integrity()]
-
-    def _note_put(self, rows: Sequence[int], use: Use) -> None:
-        self.put(rows)
 
     def _sweep(self, line: Line, num_new: int) -> None:
         rooms = self._core.rooms

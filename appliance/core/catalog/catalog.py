@@ -128,17 +128,9 @@ class Catalog:
     def add(self, namespace: Namespace, prefix_hash: bytes, parent: int, now: float) -> int:
         """Create the row of a block that is nowhere yet, linked under `parent`; return it."""
         assert prefix_hash not in namespace.rows
-        row = self.take_rows(namespace, 1)[0]
-        namespace.rows[prefix_hash] = row
-        self.prefix_hash[row] = prefix_hash
-        self.namespace_id[row] = namespace.id
+        row = self.add_run(namespace, (prefix_hash,), parent, now)[0]
         for fragment in self.fragments(row):
             self.checksum_low[fragment] = self.checksum_high[fragment] = 0
-        self.last_used[row] = now
-        self.num_uses[row] = 0
-        self.urgency[row] = NO_SESSION
-        self.position[row] = self.position[parent] + 1 if parent != NO_ROW else 0
-        self.link(row, parent)
         return row
 
     def add_run(
@@ -146,7 +138,7 @@ class Catalog:
     ) -> list[int]:
         """Create the rows of new blocks, the first one under `parent`, each other one under the one before.
         Their checksums come with the bytes."""
-        rows = self.take_rows(namespace, len(prefix_hashes))
+        rows = self._take_rows(namespace, len(prefix_hashes))
         shards, names, number = namespace.rows.shards, self.prefix_hash, namespace.id
         namespace_ids, positions = self.namespace_id, self.position
         last_used, num_uses, urgencies = self.last_used, self.num_uses, self.urgency
@@ -168,7 +160,7 @@ class Catalog:
         self.link(rows[0], parent)
         return rows
 
-    def take_rows(self, namespace: Namespace, count: int) -> list[int]:
+    def _take_rows(self, namespace: Namespace, count: int) -> list[int]:
         """Take free rows, for the caller to fill."""
         free = self._free_rows.setdefault(namespace.num_groups, [])
         while len(free) < count:
@@ -182,20 +174,8 @@ class Catalog:
         """Forget a block that has no place, no child and no keeper."""
         assert self.first_child[row] == NO_ROW
         assert not any(placed[row] for placed in self.num_placed)
-        namespace = self.namespaces[self.namespace_id[row]]
-        del namespace.rows[self.prefix_hash[row]]
         self.unlink(row)
-        self.lost_parent.pop(row, None)
-        self.retained.pop(row, None)
-        self.awaited.pop(row, None)
-        for noted in (self.unfit, self.spent):
-            if noted:
-                noted.difference_update(self.fragments(row))
-        self.prefix_hash[row] = b""
-        self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
-        # setdefault: the rows of recovered blocks were never taken from this list.
-        self._free_rows.setdefault(namespace.num_groups, []).append(row)
-        self.num_blocks -= 1
+        self.remove_run((row,))
 
     def remove_run(self, rows: Sequence[int]) -> None:
         """Forget blocks of one namespace that have no place and no keeper, and no child or parent except
@@ -220,6 +200,7 @@ class Catalog:
             if noted:
                 for row in rows:
                     noted.difference_update(self.fragments(row))
+        # setdefault: the rows of recovered blocks were never taken from this list.
         self._free_rows.setdefault(namespace.num_groups, []).extend(rows)
         self.num_blocks -= len(rows)
 

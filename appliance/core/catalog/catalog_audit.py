@@ -1,12 +1,18 @@
-"""Audits of the catalog, for tests and `doctor`."""
+"""Audits of the catalog and of the sums over it, for tests and `doctor`. They look at every fragment."""
+
+from collections import Counter
+from collections.abc import Iterable
 
 from ....tiers.block import NO_PLACE
+from ....tiers.cold.log import record_bytes
+from ....v1.shm import extent_of
 from .catalog import Catalog
+from .core_state import CoreState
 from .states import State
 
 
 def check_catalog(catalog: Catalog) -> list[str]:
-    """Audit the tree and every per-block count against the fragments. O(everything)."""
+    """Audit the tree and every per-block count against the fragments."""
     problems = []
     num_blocks = 0
     for namespace in catalog.namespaces.values():
@@ -46,4 +52,51 @@ def _check_row(catalog: Catalog, row: int) -> list[str]:
                 problems.append(f"fragment {fragment} {tier.label}: state and place disagree")
             if absent and catalog.holds[tier][fragment]:
                 problems.append(f"fragment {fragment} {tier.label}: held but absent")
+    return problems
+
+
+def check_books(core: CoreState, forwards: Iterable[tuple[int, int]]) -> list[str]:
+    """Audit invariant 15: sums of bytes by tier and state, and by namespace; that no place is taken twice;
+    live records by segment. `forwards`: (place, bytes) of records being copied forward."""
+    catalog, transitions, log_tier = core.catalog, core.transitions, core.ladder.log_tier
+    problems = []
+    taken = set()
+    by_state: Counter[tuple[State, int]] = Counter()
+    in_log: Counter[int] = Counter()  # bytes, by namespace
+    records = list(forwards)
+    for namespace in catalog.namespaces.values():
+        for fragment in (f for row in namespace.rows.values() for f in catalog.fragments(row)):
+            for tier in core.ladder.tiers:
+                place = catalog.place[tier][fragment]
+                if place == NO_PLACE:
+                    continue
+                length = catalog.stored_length(fragment, tier)
+                by_state[State(catalog.state[tier][fragment]), tier] += length
+                if (tier, place) in taken:
+                    problems.append(f"{tier.label}: place {place:#x} belongs to two fragments")
+                taken.add((tier, place))
+                if tier == log_tier:
+                    in_log[namespace.id] += length
+                    records.append((place, length))
+    for state, sums in (
+        (State.ARRIVING, transitions.arriving_bytes),
+        (State.RESIDENT, transitions.resident_bytes),
+        (State.CONDEMNED, transitions.condemned_bytes),
+    ):
+        for tier in core.ladder.tiers:
+            if sums[tier] != by_state[state, tier]:
+                problems.append(f"{tier.label}: {state.name} {sums[tier]} != sum {by_state[state, tier]}")
+    for number in catalog.namespaces:
+        if transitions.cold_bytes[number] != in_log[number]:
+            problems.append(f"namespace {number}: {transitions.cold_bytes[number]} cold, {in_log[number]}")
+    num_live = Counter(extent_of(place) for place, _ in records)
+    live_bytes: Counter[int] = Counter()
+    for place, length in records:
+        live_bytes[extent_of(place)] += record_bytes(length)
+    for number, segment in enumerate(core.log.segments if core.log is not None else ()):
+        if (segment.num_live, segment.live_bytes) != (num_live[number], live_bytes[number]):
+            problems.append(
+                f"segment {number}: {segment.num_live} live records of {segment.live_bytes} bytes, "
+                f"the catalog has {num_live[number]} of {live_bytes[number]}"
+            )
     return problems

@@ -61,7 +61,7 @@ class CoreState:
         self.stored_in = {tier: f"stored_{tier.label}" for tier in ladder.tiers}
         self.evicted_from = {tier: f"evicted_{tier.label}" for tier in ladder.tiers}
         self.transitions = Transitions(self.catalog, self.story.words)
-        self.outbox = Outbox(self.catalog)
+        self.outbox = Outbox()
         #: Tiers that do not work now.
         self.offline: set[Tier] = set()
         #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.

@@ -2,14 +2,12 @@
 
 from ....tiers.block import Tier
 from ..instructions import BlockChange, Instruction, Notify
-from .catalog import Catalog
 
 
 class Outbox:
     """Collects instructions until `take`. Neighbouring notices of the same kind become one."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self) -> None:
         self._instructions: list[Instruction] = []
         self._notices: list[Notify] = []
         self._last_subject: tuple[object, ...] | None = None  # what the last notice can be joined with
@@ -18,28 +16,16 @@ class Outbox:
         """Append an instruction."""
         self._instructions.append(instruction)
 
-    def notify(self, change: BlockChange, row: int, tier: Tier, reason: str = "") -> None:
-        """Tell routers what happened to a block."""
-        namespace_id = self._catalog.namespace_id[row]
+    def notify(
+        self, change: BlockChange, namespace_id: int, tier: Tier, names: list[bytes], reason: str = ""
+    ) -> None:
+        """Tell routers what happened to blocks of a namespace, by their prefix hashes. Keeps `names`."""
         subject = (change, namespace_id, tier, reason)
-        if self._last_subject != subject:
-            self._last_subject = subject
-            self._notices.append(Notify(change, namespace_id, tier, [], reason))
-        self._notices[-1].prefix_hashes.append(self._catalog.prefix_hash[row])
-
-    def notify_removed(self, namespace_id: int, tier: Tier, reason: str, names: list[bytes]) -> None:
-        """Tell routers that blocks left a tier, together with those just before them when they can be."""
-        subject = (BlockChange.REMOVED, namespace_id, tier, reason)
         if self._last_subject == subject:
             self._notices[-1].prefix_hashes += names
         else:
             self._last_subject = subject
-            self._notices.append(Notify(BlockChange.REMOVED, namespace_id, tier, names, reason))
-
-    def add_notice(self, notice: Notify) -> None:
-        """Tell routers about several blocks at once."""
-        self._notices.append(notice)
-        self._last_subject = None
+            self._notices.append(Notify(change, namespace_id, tier, names, reason))
 
     def take(self) -> list[Instruction]:
         """Return what has to be done, notices last, and start anew."""

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import overload
 
-from ....tiers.block import Tier
 from ....v1.shm import HASH_BYTES
 from .catalog import Catalog
 
@@ -40,6 +39,7 @@ class PolicyFacts:
         self.block_bytes = catalog.block_bytes
         self.block_tokens = catalog.block_tokens
         self.retention = catalog.retention
+        self.tier_of = catalog.tier_of
 
     @property
     def prefix_hash(self) -> Sequence[bytes]:
@@ -51,10 +51,6 @@ class PolicyFacts:
     def has_retention(self) -> bool:
         """Whether any block has another priority than the default."""
         return self._catalog.has_retention
-
-    def tier_of(self, row: int) -> Tier | None:
-        """Return the slowest tier that reading the whole block involves."""
-        return self._catalog.tier_of(row)
 
     def names(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Return names that have no rows yet, as policies may know them."""

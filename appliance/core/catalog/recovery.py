@@ -7,63 +7,32 @@ What arrives may have holes: a block with a missing fragment is a miss until it 
 whose parent is missing is kept, unreachable, until the parent comes back or its segment is reclaimed.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ....tiers.block import NO_SESSION, NamespaceIdentity
+from ....tiers.block import NO_SESSION
 from ....tiers.cold.log import SegmentLog
 from ..encodings import AS_IT_IS, Encoding
 from .catalog import NO_ROW, Catalog, Namespace
 from .core_state import CoreState
 from .transitions import extend_column
 
+if TYPE_CHECKING:  # it reads files; what it found is plain data
+    from ....tiers.cold.recovery import RecoveredStore
+
 Records = npt.NDArray[np.void]
 
 
-class RecoveredSegment(Protocol):
-    """A sealed segment as `SegmentLog.adopt` takes it over."""
-
-    number: int
-    next_page: int
-    num_live: int
-    live_bytes: int
-
-
-class Recovered(Protocol):
-    """What the cold store found at start (tiers/cold/recovery.py implements it)."""
-
-    @property
-    def namespaces(self) -> Sequence[NamespaceIdentity]:
-        """Identities, by the number that records know them by."""
-        ...
-
-    @property
-    def records(self) -> Records:
-        """(num_records,) with the fields of tiers.cold.recovery.RECORD."""
-        ...
-
-    @property
-    def segments(self) -> Sequence[RecoveredSegment]:
-        """In order of sealing."""
-        ...
-
-    @property
-    def reasons(self) -> Mapping[str, int]:
-        """Count of what was found damaged, lost or doubled, by name."""
-        ...
-
-
-def adopt(recovered: Recovered, namespaces: list[Namespace], core: CoreState) -> int:
+def adopt(recovered: "RecoveredStore", namespaces: list[Namespace], core: CoreState) -> int:
     """Fill an empty catalog with what the cold store found. Returns the number of blocks.
 
     `namespaces` are those of `recovered.namespaces`, in the same order.
     """
     assert core.catalog.num_blocks == 0, "recovery comes before the first request"
-    log = core.rooms[core.ladder.log_tier]
-    assert isinstance(log, SegmentLog)
+    log = core.log
+    assert log is not None
     for segment in recovered.segments:
         log.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)
     for index, namespace in enumerate(namespaces):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ....policies.base import Victim
 from ....tiers.base import Cause
-from ....tiers.block import NO_PLACE, FragmentLabel, Tier
+from ....tiers.block import FragmentLabel, Tier
 from ....tiers.cold.log import SegmentLog
 from ..encodings import AS_IT_IS
 from ..instructions import BlockChange, Publish, Retract, SealSegment
@@ -58,7 +58,7 @@ class Residency(Rules):
             is_moved = any(
                 catalog.num_resident[other][row] == num_resident for other in self._tiers if other != tier
             )
-            self.core.outbox.notify(BlockChange.MOVED if is_moved else BlockChange.STORED, row, tier)
+            self._notify(BlockChange.MOVED if is_moved else BlockChange.STORED, row, tier)
             self.core.story.tell(self.core.now, catalog.prefix_hash[row], self.core.stored_in[tier])
 
     def fail(self, fragment: int, tier: Tier, cause: Cause) -> None:
@@ -93,7 +93,7 @@ class Residency(Rules):
         for fragment in self._catalog.fragments(row):
             if self._catalog.state[tier][fragment] == State.RESIDENT:
                 freed += self._evict(row, fragment, tier, is_unwanted=is_asked)
-        self.core.outbox.notify(BlockChange.REMOVED, row, tier, reason)
+        self._notify(BlockChange.REMOVED, row, tier, reason)
         name = self._catalog.prefix_hash[row]
         self.core.story.tell(self.core.now, name, self.core.evicted_from[tier], reason, self.verdict(victim))
         self.forget_if_nowhere(row)
@@ -116,7 +116,7 @@ class Residency(Rules):
         self.core.transitions.condemn(fragment, tier)
         if tier != self._log_tier:
             self.core.outbox.emit(Retract(tier, (catalog.place[tier][fragment],)))
-        self.core.outbox.notify(BlockChange.REMOVED, row, tier, reason)
+        self._notify(BlockChange.REMOVED, row, tier, reason)
         self.core.story.tell(self.core.now, catalog.prefix_hash[row], f"{verb}_{tier.label}", reason)
         if catalog.holds[tier][fragment] == 0:
             self._quiet(row, fragment, tier)
@@ -246,6 +246,11 @@ class Residency(Rules):
                     self.offer(parent, tier)
             row = parent
 
+    def _notify(self, change: BlockChange, row: int, tier: Tier, reason: str = "") -> None:
+        catalog = self._catalog
+        names = [catalog.prefix_hash[row]]
+        self.core.outbox.notify(change, catalog.namespace_id[row], tier, names, reason)
+
     def _settle(self, tier: Tier, place: int) -> None:
         room = self.core.rooms[tier]
         room.settle(place)
@@ -257,38 +262,3 @@ class Residency(Rules):
         record finds no room in it any more."""
         for number in log.take_segments_to_seal():
             self.core.outbox.emit(SealSegment(number))
-
-    # ------------------------------------------------------------------------------------ integrity
-
-    def check_integrity(self) -> list[str]:
-        """Audit byte counts, unique places, and that every placed fragment agrees with its room."""
-        problems = []
-        catalog, log_tier = self._catalog, self._log_tier
-        for namespace in catalog.namespaces.values():
-            cold = [f for row in namespace.rows.values() for f in catalog.fragments(row)]
-            total = sum(
-                catalog.stored_length(f, log_tier) for f in cold if catalog.place[log_tier][f] != NO_PLACE
-            )
-            counted = self.core.transitions.cold_bytes[namespace.id]
-            if total != counted:
-                problems.append(f"{log_tier.label}: namespace {namespace.id} has {total}, {counted}")
-        for tier in self._tiers:
-            seen: dict[int, int] = {}
-            by_state = dict.fromkeys(State, 0)
-            for namespace in catalog.namespaces.values():
-                for row in namespace.rows.values():
-                    for fragment in catalog.fragments(row):
-                        state = State(catalog.state[tier][fragment])
-                        by_state[state] += catalog.stored_length(fragment, tier)
-                        place = catalog.place[tier][fragment]
-                        if place != NO_PLACE and seen.setdefault(place, fragment) != fragment:
-                            problems.append(f"{tier.label}: place {place:#x} belongs to two fragments")
-            books = (
-                ("arriving", self.core.transitions.arriving_bytes, State.ARRIVING),
-                ("resident", self.core.transitions.resident_bytes, State.RESIDENT),
-                ("condemned", self.core.transitions.condemned_bytes, State.CONDEMNED),
-            )
-            for name, count, state in books:
-                if count[tier] != by_state[state]:
-                    problems.append(f"{tier.label}: {name} {count[tier]} != sum {by_state[state]}")
-        return problems

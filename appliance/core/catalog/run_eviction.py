@@ -15,7 +15,7 @@ from typing import cast
 from ....policies.base import EvictionPolicy, Victim
 from ....tiers.base import MemoryRoom
 from ....tiers.block import Tier
-from ..instructions import Retract
+from ..instructions import BlockChange, Retract
 from .catalog import NO_ROW
 from .core_state import CoreState
 from .residency import Residency
@@ -66,7 +66,7 @@ class RunEviction:
         num_left = core.transitions.withdraw_run(rows, tier)
         taken = [names[row] for row in rows]
         core.story.tell_many(core.now, taken, core.evicted_from[tier], reason, residency.verdict(victim))
-        core.outbox.notify_removed(catalog.namespace_id[rows[0]], tier, reason, taken)
+        core.outbox.notify(BlockChange.REMOVED, catalog.namespace_id[rows[0]], tier, taken, reason)
         if parent != NO_ROW:
             if is_only_here:
                 catalog.unlink(rows[-1])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..instructions import BlockChange, Notify, Publish
+from ..instructions import BlockChange, Publish
 from .catalog import NO_ROW, Namespace
 from .core_state import CoreState
 from .fresh import FreshRun
@@ -82,7 +82,7 @@ def land_run(core: CoreState, run: FreshRun, checksums: Sequence[bytes]) -> None
     tier = core.ladder.put_tier
     core.transitions.land_run(run.rows, run.fragments, checksums)
     core.outbox.emit(Publish(tier, run.places, run.labels(checksums)))
-    core.outbox.add_notice(Notify(BlockChange.STORED, run.namespace.id, tier, list(run.names)))
+    core.outbox.notify(BlockChange.STORED, run.namespace.id, tier, list(run.names))
     core.story.tell_many(core.now, run.names, core.stored_in[tier])
 
 

@@ -2,7 +2,6 @@
 
     memory    extents of the memory tiers, given out when a domain first needs them (tiers/memory/shares.py)
     pinned    bytes that leases and pins of all its clients hold together
-    calls     a rate, with bursts of a second's worth
 
 A tenant is the first part of its isolation domains' names: `tenant:acme` and `tenant:acme/eu` share one
 quota. Whoever is at its limit makes room among its own blocks (victims.py), never at the cost of others.
@@ -10,8 +9,6 @@ quota. Whoever is at its limit makes room among its own blocks (victims.py), nev
 Rejected: counting a tenant's bytes in use at every reservation and release. Extents never change their
 domain, so the books of the room say it already, at no cost per block.
 """
-
-from dataclasses import dataclass, field
 
 from ....tiers.block import Tier, tenant_of
 from ....tiers.memory.shares import Share
@@ -76,22 +73,3 @@ class Quotas:
         if quota is None or tier not in quota.memory_bytes:
             return 1 << 62  # bounded by the tier
         return quota.memory_bytes[tier] // room.extent_bytes
-
-
-@dataclass(slots=True)
-class RateLimit:
-    """A bucket of calls: holds one second's worth, fills at `calls_per_s`. Pure: told what time it is."""
-
-    calls_per_s: float
-    _num_left: float = field(default=-1.0, init=False)
-    _at: float = field(default=float("-inf"), init=False)
-
-    def take(self, now: float) -> float:
-        """Take one call; return 0, or in how many seconds there will be one to take."""
-        most = max(1.0, self.calls_per_s)
-        self._num_left = min(most, self._num_left + (now - self._at) * self.calls_per_s)
-        self._at = now
-        if self._num_left >= 1.0:
-            self._num_left -= 1.0
-            return 0.0
-        return (1.0 - self._num_left) / self.calls_per_s

@@ -11,8 +11,8 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import BlockChange, Copy, FreeSegment, Notify, Reply
 from kvtier.appliance.core.options import PlannerOptions, Quota
 from kvtier.appliance.core.planner import Planner
-from kvtier.appliance.core.requests.quotas import RateLimit
 from kvtier.appliance.core.results import AcquireResult, PinResult, PutOutcome, PutResult, Refusal
+from kvtier.appliance.security.callers import RateLimit
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import CopyOutcome, Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
