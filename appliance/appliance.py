@@ -178,14 +178,14 @@ class Appliance:
         if self.tap is not None:
             self.tap(event, now)
         is_whole = type(event) is not CopyFinished
-        instructions = self.planner.handle(event, now) if is_whole else self.planner.begin(event, now)
+        instructions = self.planner.handle(event, now) if is_whole else self.planner.answer(event, now)
         self._half_done = None if is_whole else (event, now)
         self._carry_out(event, instructions, now)
 
     def _finish_half(self) -> None:
         if self._half_done is not None:
             (event, began_at), self._half_done = self._half_done, None
-            self._carry_out(event, self.planner.finish(), began_at)
+            self._carry_out(event, self.planner.follow_up(), began_at)
 
     def _carry_out(self, event: Event, instructions: list[Instruction], began_at: float) -> None:
         for observe in self.observers:

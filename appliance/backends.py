@@ -21,12 +21,12 @@ class PlannerPort(Protocol):
         """Return the instructions that follow from an event, in order."""
         ...
 
-    def begin(self, event: Event, now: float) -> list[Instruction]:
-        """The first half of `handle`: what callers wait for."""
+    def answer(self, event: Event, now: float) -> list[Instruction]:
+        """Do the first half of `handle`, what callers wait for; return its instructions."""
         ...
 
-    def finish(self) -> list[Instruction]:
-        """The second half."""
+    def follow_up(self) -> list[Instruction]:
+        """Do the second half; return its instructions."""
         ...
 
     def next_deadline(self) -> float | None:

@@ -20,7 +20,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from ...tiers.block import Tier
-from ..core.options import Quota
+from ..core.options import TenantQuota
 from .fields import Bytes, Directory, Section, refuse
 
 MAX_TENANTS = 256
@@ -129,11 +129,11 @@ class QuotaSettings(Section):
         given = (self.hbm_bytes, self.dram_bytes, self.nvme_bytes, self.pinned_bytes)
         return any(num_bytes is not None for num_bytes in given)
 
-    def for_planner(self) -> Quota:
+    def for_planner(self) -> TenantQuota:
         """Return the quota in bytes for the planner."""
         by_tier = {Tier.HBM: self.hbm_bytes, Tier.DRAM: self.dram_bytes}
         memory = {tier: num_bytes for tier, num_bytes in by_tier.items() if num_bytes is not None}
-        return Quota(memory, self.pinned_bytes, self.nvme_bytes)
+        return TenantQuota(memory, self.pinned_bytes, self.nvme_bytes)
 
 
 class Tenant(Section):
@@ -173,7 +173,7 @@ class Tenant(Section):
 Tenants = Annotated[dict[Name, Tenant], Field(max_length=MAX_TENANTS)]
 
 
-def quotas_of(tenants: Mapping[str, Tenant]) -> dict[str, Quota]:
+def quotas_of(tenants: Mapping[str, Tenant]) -> dict[str, TenantQuota]:
     """Return the quotas in bytes by isolation domain."""
     return {
         tenant.domain(name): tenant.quota.for_planner()

@@ -14,8 +14,8 @@ from .catalog.core_state import CoreState
 from .catalog.states import State
 from .catalog.story import Line
 from .copying.copies import Copies
-from .promotion.prefetch import Prefetching
-from .requests.leases import Leases
+from .promotion.prefetch import Prefetches
+from .requests.leases import LeaseTable
 from .requests.pins import Pins
 from .requests.sessions import Sessions
 
@@ -27,10 +27,10 @@ class Inspection:
         self,
         core: CoreState,
         copies: Copies,
-        leases: Leases,
+        leases: LeaseTable,
         pins: Pins,
         sessions: Sessions,
-        prefetching: Prefetching,
+        prefetching: Prefetches,
         waiting: Sized,
     ) -> None:
         self._core = core

@@ -14,7 +14,7 @@ WriteMode: TypeAlias = Literal["spill", "idle", "through"]
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class TenantQuota:
     """What one tenant may take of what everybody shares; quotas.py says how it is counted."""
 
     memory_bytes: Mapping[Tier, int] = field(default_factory=dict)  # tiers not in it have no limit
@@ -76,7 +76,7 @@ class PlannerOptions:
     prefetch_window_s: float = 60.0
 
     #: By tenant: the first part of an isolation domain's name.
-    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    quotas: Mapping[str, TenantQuota] = field(default_factory=dict)
 
     #: Remembered requests per client for answering a retry like the first try.
     max_remembered_requests: int = 1024

@@ -41,21 +41,21 @@ from .inspection import Inspection
 from .instructions import Instruction, SealSegment
 from .options import PlannerOptions
 from .promotion.loads import Loads
-from .promotion.prefetch import Prefetching
+from .promotion.prefetch import Prefetches
 from .promotion.promotions import Promotions
 from .requests.erasing import Erasing
 from .requests.evicting import Evicting
-from .requests.leases import Leases
+from .requests.leases import LeaseTable
 from .requests.pins import Pins
-from .requests.placing import Placing
+from .requests.placement_requests import PlacementRequests
 from .requests.quotas import Quotas
-from .requests.reads import Reads
+from .requests.read_requests import ReadRequests
 from .requests.request_registry import RequestRegistry, unknown_namespace
-from .requests.retention import Retention
+from .requests.retention import RetentionHints
 from .requests.sessions import Sessions
 from .requests.usage import Usage
 from .requests.waiting import Waiting
-from .requests.writes import Writes
+from .requests.write_requests import WriteRequests
 from .results import CountResult, Refusal
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ class Planner:
         self.pressure = Pressure(core, residency, self.copies, self.reclaim, self.refusals)
         self.ahead = Ahead(core, self.pressure, self.dirty, self.write_budget)
         self.loads = Loads(core, residency, self.copies, self.pressure)
-        self.prefetching = Prefetching(core, residency, self.copies, self.loads)
+        self.prefetching = Prefetches(core, residency, self.copies, self.loads)
         self.promotions = Promotions(core, self.loads)
-        self.retention = Retention(core, residency)
-        self.leases = Leases(core, residency)
+        self.retention = RetentionHints(core, residency)
+        self.leases = LeaseTable(core, residency)
         self.pins = Pins(core, residency)
         self.sessions = Sessions(core, residency)
         self.waiting = Waiting(core)
@@ -129,16 +129,18 @@ class Planner:
             core, residency, self.pressure.victims, self.resizing, self.pins, (self.quotas, self.ahead)
         )
         self._handlers = self._handler_table()
-        self._is_half_done = False  # an event was answered, and nothing followed from it yet
-        self._is_tick = False  # that event
+        self._is_follow_up_due = False  # an event was answered, and nothing followed from it yet
+        self._is_tick = False  # whether it was a Tick
 
     def _answer_requests(self) -> None:
         """Make the parts that answer requests."""
         core, requests, residency = self.core, self.requests, self.residency
         usage = Usage(core, self.sessions, self.retention)
-        self.reads = Reads(core, requests, residency, self.loads, self.promotions, self.waiting, usage)
-        self.writes = Writes(core, requests, residency, self.copies, self.pressure, self.waiting, usage)
-        self.placing = Placing(core, requests, self.loads, self.pins, self.prefetching)
+        self.reads = ReadRequests(core, requests, residency, self.loads, self.promotions, self.waiting, usage)
+        self.writes = WriteRequests(
+            core, requests, residency, self.copies, self.pressure, self.waiting, usage
+        )
+        self.placing = PlacementRequests(core, requests, self.loads, self.pins, self.prefetching)
 
     def _handler_table(self) -> dict[type, Callable[[Any], object]]:
         """Say which part answers which event."""
@@ -173,57 +175,67 @@ class Planner:
             ev.Tick: self._tick,
         }
 
-    # ------------------------------------------------------------------------------------ the wall
+    # ------------------------------------------------------------------------------- events in
 
     def handle(self, event: ev.Event, now: float) -> list[Instruction]:
         """Take in one event; return what to do, to be executed in order."""
-        self._begin(event, now)
-        self._finish()
+        self._answer(event, now)
+        self._follow_up()
         return self.core.outbox.take()
 
-    def begin(self, event: ev.Event, now: float) -> list[Instruction]:
-        """Do the first half of `handle`: what callers wait for. For a shell that sends answers before the
-        second half, `finish`, which otherwise comes with the next event: a get whose load landed is answered
-        without waiting for evictions and policies. The same two halves in the same order as in
-        `handle`, so the decisions are the same."""
-        self._begin(event, now)
+    def answer(self, event: ev.Event, now: float) -> list[Instruction]:
+        """Do the first half of `handle`: what callers wait for. For a shell that sends answers before it asks
+        for the second half, `follow_up`, which otherwise comes with the next event: a get whose load landed
+        is answered without waiting for evictions and policies. The decisions are those of `handle`."""
+        self._answer(event, now)
         return self.core.outbox.take()
 
-    def finish(self) -> list[Instruction]:
-        """Do the second half of `handle`, unless that was done already: evictions, retries, prefetches."""
-        self._finish()
+    def follow_up(self) -> list[Instruction]:
+        """Do the second half of `handle`, unless it was done already. Returns the instructions."""
+        self._follow_up()
         return self.core.outbox.take()
 
-    def _begin(self, event: ev.Event, now: float) -> None:
-        if self._is_half_done:
-            self._finish()
+    def _answer(self, event: ev.Event, now: float) -> None:
+        self._follow_up()
         self.core.now = max(self.core.now, now)
         kind = type(event)
-        self._is_half_done, self._is_tick = True, kind is ev.Tick
+        self._is_follow_up_due, self._is_tick = True, kind is ev.Tick
         self._handlers[kind](event)
 
-    def _finish(self) -> None:
-        if not self._is_half_done:
+    def _follow_up(self) -> None:
+        """Do what follows from the last event, in this order; nothing when that was done."""
+        if not self._is_follow_up_due:
             return
-        self._is_half_done = False
+        self._is_follow_up_due = False
         self.writes.conclude()
+        self._make_room()
+        self._continue_administration()
+        if len(self.waiting):
+            self.waiting.retry(self._is_tick)
+            self.writes.conclude()
+        self._bring_up()
+        self.ahead.idle()
+        self.reads.report()
+
+    def _make_room(self) -> None:
+        """Bring the tiers to their watermarks; copy down what was put; keep cold segments free."""
         self.pressure.relieve()
         self.ahead.spill()
         self.pressure.carry_on()
+
+    def _continue_administration(self) -> None:
+        """Continue what takes many steps: a change of size, an erasure, an eviction by hand."""
         if self.resizing.is_active:
             self.resizing.run()
         self.erasing.run()
         self.evicting.run()
+
+    def _bring_up(self) -> None:
+        """Promote and prefetch, unless requests wait for room."""
         is_crowded = len(self.waiting) > 0
-        if is_crowded:
-            self.waiting.retry(self._is_tick)
-            self.writes.conclude()
-            is_crowded = len(self.waiting) > 0
         if not is_crowded:
             self.promotions.run()
         self.prefetching.run(is_crowded)
-        self.ahead.idle()
-        self.reads.report()
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | Refusal:
         """How much of a chain is stored, where, and how long loading it takes. Changes nothing."""

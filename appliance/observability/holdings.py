@@ -14,7 +14,7 @@ from ...tiers.block import Urgency
 from ..core.catalog.catalog import Catalog
 from ..core.catalog.runs import column
 from ..core.planner import Planner
-from ..core.requests.sessions import Session
+from ..core.requests.sessions import SessionEntry
 
 MAX_SESSIONS = 40
 MAX_BLOCKS = 200_000
@@ -26,7 +26,7 @@ def by_urgency(planner: Planner) -> dict[str, int]:
     return {urgency.name.lower(): counts[urgency] for urgency in Urgency}
 
 
-def latest(planner: Planner) -> list[tuple[Session, dict[str, Any]]]:
+def latest(planner: Planner) -> list[tuple[SessionEntry, dict[str, Any]]]:
     """Return the sessions active last, and where their blocks are."""
     found, num_left = [], MAX_BLOCKS
     for session in islice(planner.sessions.by_activity(), MAX_SESSIONS):
@@ -37,7 +37,7 @@ def latest(planner: Planner) -> list[tuple[Session, dict[str, Any]]]:
     return found
 
 
-def where(catalog: Catalog, session: Session) -> dict[str, Any]:
+def where(catalog: Catalog, session: SessionEntry) -> dict[str, Any]:
     """Return the blocks of a session by the fastest tier that has all of a block, and their bytes.
 
     `gone` are those that were forgotten since.

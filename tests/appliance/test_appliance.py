@@ -53,9 +53,9 @@ class ScriptedPlanner:
         self.times.append(now)
         return self.script.popleft() if self.script else []
 
-    begin = handle
+    answer = handle
 
-    def finish(self) -> list[Instruction]:
+    def follow_up(self) -> list[Instruction]:
         return self.rest.popleft() if self.rest else []
 
     is_busy = False

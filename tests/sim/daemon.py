@@ -162,8 +162,8 @@ class Daemon:
         if world.seed % 2 or not isinstance(event, ev.CopyFinished):
             self._carry_out(event, self.planner.handle(event, world.now))
         else:  # as the daemon does: others hear of what landed after its answers are out
-            self._carry_out(event, self.planner.begin(event, world.now))
-            self._carry_out(event, self.planner.finish())
+            self._carry_out(event, self.planner.answer(event, world.now))
+            self._carry_out(event, self.planner.follow_up())
         self.oracle.after_step()
 
     def _carry_out(self, event: ev.Event, instructions: list[Instruction]) -> None:

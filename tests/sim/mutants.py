@@ -17,7 +17,7 @@ from kvtier.appliance.core.catalog import catalog, residency
 from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.copying import copies
 from kvtier.appliance.core.instructions import Publish, Retract
-from kvtier.appliance.core.requests import gets, leases, request_registry, waiting
+from kvtier.appliance.core.requests import acquire_job, leases, request_registry, waiting
 from kvtier.appliance.core.requests import sessions as sessions_module
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import Tier, Urgency
@@ -123,7 +123,7 @@ def _decoding_is_a_hint() -> list[Patch]:
 
 
 def _release_twice() -> list[Patch]:
-    release = leases.Leases.release
+    release = leases.LeaseTable.release
 
     def twice(self: Any, lease_id: int) -> bool:
         lease = self._leases.get(lease_id)
@@ -134,11 +134,11 @@ def _release_twice() -> list[Patch]:
                 self._residency.drop(fragment, tier)
         return answer
 
-    return [(leases.Leases, "release", twice)]
+    return [(leases.LeaseTable, "release", twice)]
 
 
 def _forced_expiry() -> list[Patch]:
-    expire = leases.Leases.expire
+    expire = leases.LeaseTable.expire
 
     def force(self: Any, now: float) -> None:
         is_local = [(client, client.local) for client in self.clients.values()]
@@ -148,7 +148,7 @@ def _forced_expiry() -> list[Patch]:
         for client, local in is_local:
             client.local = local
 
-    return [(leases.Leases, "expire", force)]
+    return [(leases.LeaseTable, "expire", force)]
 
 
 def _condemned_is_free() -> list[Patch]:
@@ -277,12 +277,12 @@ def _domains_share_extents() -> list[Patch]:
 
 
 def _failed_load_is_ready() -> list[Patch]:
-    arrived = gets.AcquireJob._arrived
+    arrived = acquire_job.AcquireJob._arrived
 
     def ready(self: Any, tier: Tier, fragment: int, cause: Any) -> None:
         arrived(self, tier, fragment, None)
 
-    return [(gets.AcquireJob, "_arrived", ready)]
+    return [(acquire_job.AcquireJob, "_arrived", ready)]
 
 
 def _append_over_records() -> list[Patch]:
@@ -319,7 +319,7 @@ def _sealed_records_forgotten() -> list[Patch]:
 
 
 def _reported_fragments_let_go() -> list[Patch]:
-    shorten = gets.AcquireJob._shorten
+    shorten = acquire_job.AcquireJob._shorten
 
     def all_of_them(self: Any, num_blocks: int) -> None:
         shorten(self, num_blocks)
@@ -329,7 +329,7 @@ def _reported_fragments_let_go() -> list[Patch]:
         self.lease.held = [pair for pair in self.lease.held if pair not in extra]
         self._leases.let_go(self.lease, extra)
 
-    return [(gets.AcquireJob, "_shorten", all_of_them)]
+    return [(acquire_job.AcquireJob, "_shorten", all_of_them)]
 
 
 def _old_checksum_kept() -> list[Patch]:

@@ -12,7 +12,7 @@ Patch = tuple[Any, str, Any]
 
 def ahead_of_demand() -> list[Patch]:
     """Prefetches begin whoever waits for the edge."""
-    run = prefetch.Prefetching.run
+    run = prefetch.Prefetches.run
 
     def impatient(self: Any, is_crowded: bool) -> None:
         urgent, self._core.urgent_bytes = self._core.urgent_bytes, {}
@@ -21,7 +21,7 @@ def ahead_of_demand() -> list[Patch]:
             urgent[edge] = urgent.get(edge, 0) + num_bytes
         self._core.urgent_bytes = urgent
 
-    return [(prefetch.Prefetching, "run", impatient)]
+    return [(prefetch.Prefetches, "run", impatient)]
 
 
 def cancelled_is_over() -> list[Patch]:
@@ -61,4 +61,4 @@ def priority_outlives_its_block() -> list[Patch]:
 
 def awaited_for_ever() -> list[Patch]:
     """What left dram is still awaited there."""
-    return [(prefetch.Prefetching, "left", lambda self, rows: None)]
+    return [(prefetch.Prefetches, "left", lambda self, rows: None)]

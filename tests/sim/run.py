@@ -9,7 +9,7 @@ from random import Random
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.states import State
-from kvtier.appliance.core.requests import puts
+from kvtier.appliance.core.requests import put_job
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.v1.shm import extent_of, slot_of
 
@@ -247,12 +247,12 @@ class Run:
 @contextmanager
 def _min_run(num_blocks: int) -> Iterator[None]:
     """Let the core take its way in columns for puts of `num_blocks` already."""
-    saved = vars(puts)["MIN_RUN"]
-    vars(puts)["MIN_RUN"] = num_blocks
+    saved = vars(put_job)["MIN_RUN"]
+    vars(put_job)["MIN_RUN"] = num_blocks
     try:
         yield
     finally:
-        vars(puts)["MIN_RUN"] = saved
+        vars(put_job)["MIN_RUN"] = saved
 
 
 def run_seed(

@@ -8,7 +8,7 @@ kept, so what counts is the largest that ever was in force.
 from dataclasses import replace
 from random import Random
 
-from kvtier.appliance.core.options import Quota
+from kvtier.appliance.core.options import TenantQuota
 from kvtier.appliance.core.planner import Planner
 from kvtier.tiers.block import tenant_of
 from kvtier.tiers.memory.slots import SlotPool
@@ -29,7 +29,7 @@ class Tenants:
         if rng.random() < 0.5:
             extent_bytes = config.slots_per_extent * SLOT_BYTES
             quotas = {
-                f"domain-{number}": Quota(
+                f"domain-{number}": TenantQuota(
                     {tier: rng.choice((1, 1, 2)) * extent_bytes for tier in MAPPED.memory_tiers},
                     rng.choice((None, extent_bytes, 4 * extent_bytes)),
                     rng.choice((None, 0, extent_bytes, 4 * extent_bytes)),
@@ -42,7 +42,7 @@ class Tenants:
     def check(self, planner: Planner) -> None:
         """Compare what every domain has with its quota, counted anew from the rooms, leases and pins."""
         for domain in {namespace.identity.domain for namespace in planner.catalog.namespaces.values()}:
-            quota = planner.core.options.quotas.get(tenant_of(domain), Quota())
+            quota = planner.core.options.quotas.get(tenant_of(domain), TenantQuota())
             number = planner.domain_number(domain)
             for tier, room in planner.rooms.items():
                 if isinstance(room, SlotPool):

@@ -30,7 +30,7 @@ from ....tiers.cold.log import SegmentLog, record_bytes
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..copying.write_budget import WriteBudget
-from .dirty import Dirty, Line
+from .dirty import Dirty, DirtyQueue
 from .pressure import COPY_AHEAD, IDLE_COPY, Pressure
 
 #: Share of the cold store for blocks that were copied down from the watermark on and are in memory, too.
@@ -129,7 +129,7 @@ class Ahead:
         if not self._begin(self.dirty.lost, is_again=True) and mode == "idle":
             self._begin(self.dirty.puts, is_again=False)
 
-    def _begin(self, line: Line, *, is_again: bool) -> bool:
+    def _begin(self, line: DirtyQueue, *, is_again: bool) -> bool:
         """Begin one idle copy of the first blocks of a line. Whether there is one."""
         catalog, pressure = self._core.catalog, self._pressure
         num_bytes = num_fragments = 0
@@ -167,7 +167,7 @@ class Ahead:
             self._began_at, self._due_at = self._core.now, None
         return is_begun
 
-    def _look_again(self, line: Line) -> None:
+    def _look_again(self, line: DirtyQueue) -> None:
         """Blocks that are not to be copied were taken out of a line, and there are more behind them."""
         self._pressure.is_busy = self._pressure.is_busy or len(line) > 0
 

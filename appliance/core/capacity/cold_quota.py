@@ -15,7 +15,7 @@ from collections import defaultdict
 from itertools import islice
 
 from ....tiers.block import tenant_of
-from ..catalog.catalog import NO_ROW, Namespace
+from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.table import NUM_SHARDS
@@ -75,23 +75,23 @@ class ColdQuota:
                 if excess_bytes > 0 and residency.may_leave(row, self._log_tier):
                     excess_bytes -= residency.evict(row, self._log_tier, self.reason)
 
-    def _namespaces_of(self, tenant: str) -> list[Namespace]:
+    def _namespaces_of(self, tenant: str) -> list[NamespaceEntry]:
         namespaces = self._core.catalog.namespaces.values()
         return [one for one in namespaces if tenant_of(one.identity.domain) == tenant]
 
-    def _largest_first(self, namespace: Namespace) -> list[Namespace]:
+    def _largest_first(self, namespace: NamespaceEntry) -> list[NamespaceEntry]:
         """Return the namespaces of a tenant that have records, the one with most first: what an old model
         left must not keep a new one out for ever."""
         cold_bytes = self._core.transitions.cold_bytes
         mine = self._namespaces_of(tenant_of(namespace.identity.domain))
         return sorted((one for one in mine if cold_bytes[one.id]), key=lambda one: -cold_bytes[one.id])
 
-    def _stored_bytes(self, namespace: Namespace) -> int:
+    def _stored_bytes(self, namespace: NamespaceEntry) -> int:
         """Return what the tenant of a namespace has in the cold store, all its namespaces together."""
         tenant = tenant_of(namespace.identity.domain)
         return sum(self._core.transitions.cold_bytes[one.id] for one in self._namespaces_of(tenant))
 
-    def _shorten(self, namespace: Namespace, newcomer: int) -> bool:
+    def _shorten(self, namespace: NamespaceEntry, newcomer: int) -> bool:
         """Give up the last cold block of one of a namespace's oldest chains; False: none may go."""
         residency = self._residency
         num_left = MAX_SHARDS

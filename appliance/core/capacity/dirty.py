@@ -31,7 +31,7 @@ SWEEP_FACTOR: Final = 4
 SWEEP_LOOKS: Final = 32
 
 
-class Line:
+class DirtyQueue:
     """Blocks by handle, first in, first out. Holds handles of forgotten blocks, too."""
 
     def __init__(self, core: CoreState, is_dirty: Callable[[int], bool]) -> None:
@@ -101,8 +101,8 @@ class Dirty:
         self._log_tier = core.ladder.log_tier
         self._memory_tiers = core.ladder.memory_tiers
         self.is_complete = is_complete
-        self.puts = Line(core, self.is_dirty)
-        self.lost = Line(core, self.is_dirty)
+        self.puts = DirtyQueue(core, self.is_dirty)
+        self.lost = DirtyQueue(core, self.is_dirty)
         core.listeners.join(Listener(stored=self._put))
 
     def _put(self, rows: Sequence[int], use: Use) -> None:
@@ -176,7 +176,7 @@ class Dirty:
         """Audit both lines."""
         return [*self.puts.check_integrity(), *self.lost.check_integrity()]
 
-    def _sweep(self, line: Line, num_new: int) -> None:
+    def _sweep(self, line: DirtyQueue, num_new: int) -> None:
         rooms = self._core.rooms
         memory_bytes = sum(rooms[t].statistics().capacity_bytes for t in self._memory_tiers if t in rooms)
         if line.num_bytes > memory_bytes:

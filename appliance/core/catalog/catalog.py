@@ -39,7 +39,7 @@ def _append(columns: "Sequence[array[Any]]", value: int, count: int) -> None:
 
 
 @dataclass(slots=True)
-class Namespace:
+class NamespaceEntry:
     """A registered namespace: its identity, its short name, and its rows by prefix hash."""
 
     id: int
@@ -67,7 +67,7 @@ class Catalog:
     def __init__(self, ladder: Ladder = STANDARD) -> None:
         self.ladder = ladder
         self._tiers, self._log_tier = ladder.tiers, ladder.log_tier
-        self.namespaces: dict[int, Namespace] = {}
+        self.namespaces: dict[int, NamespaceEntry] = {}
         self.encodings = Encodings()
         self.num_blocks = 0
         # One entry per block row.
@@ -112,20 +112,22 @@ class Catalog:
 
     # ---------------------------------------------------------------------------------- namespaces
 
-    def add_namespace(self, identity: NamespaceIdentity, domain: int) -> Namespace:
+    def add_namespace(self, identity: NamespaceIdentity, domain: int) -> NamespaceEntry:
         """Give `identity` the next short name. Ids start at 1 and are never reused in one life."""
         geometry = identity.geometry
         sizes = geometry.fragment_bytes
         offsets = tuple(sum(sizes[:group]) for group in range(len(sizes)))
         number = len(self.namespaces) + 1
-        namespace = Namespace(number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes), offsets)
+        namespace = NamespaceEntry(
+            number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes), offsets
+        )
         namespace.encodings = namespace.exact_encodings = (AS_IT_IS,) * len(sizes)
         self.namespaces[namespace.id] = namespace
         return namespace
 
     # ---------------------------------------------------------------------------------------- rows
 
-    def add(self, namespace: Namespace, prefix_hash: bytes, parent: int, now: float) -> int:
+    def add(self, namespace: NamespaceEntry, prefix_hash: bytes, parent: int, now: float) -> int:
         """Create the row of a block that is nowhere yet, linked under `parent`; return it."""
         assert prefix_hash not in namespace.rows
         row = self.add_run(namespace, (prefix_hash,), parent, now)[0]
@@ -134,7 +136,7 @@ class Catalog:
         return row
 
     def add_run(
-        self, namespace: Namespace, prefix_hashes: Sequence[bytes], parent: int, now: float
+        self, namespace: NamespaceEntry, prefix_hashes: Sequence[bytes], parent: int, now: float
     ) -> list[int]:
         """Create the rows of new blocks, the first one under `parent`, each other one under the one before.
         Their checksums come with the bytes."""
@@ -160,7 +162,7 @@ class Catalog:
         self.link(rows[0], parent)
         return rows
 
-    def _take_rows(self, namespace: Namespace, count: int) -> list[int]:
+    def _take_rows(self, namespace: NamespaceEntry, count: int) -> list[int]:
         """Take free rows, for the caller to fill."""
         free = self._free_rows.setdefault(namespace.num_groups, [])
         while len(free) < count:
@@ -208,7 +210,7 @@ class Catalog:
         """Return the row of a block, or NO_ROW."""
         return self.namespaces[namespace_id].rows.get(prefix_hash, NO_ROW)
 
-    def namespace_of(self, row: int) -> Namespace:
+    def namespace_of(self, row: int) -> NamespaceEntry:
         """Return the namespace a block belongs to."""
         return self.namespaces[self.namespace_id[row]]
 
@@ -280,7 +282,7 @@ class Catalog:
             return raw_bytes
         return self.encodings.stored_bytes(self.encoding[fragment], raw_bytes)
 
-    def choose_encoding(self, fragment: int, namespace: Namespace) -> int:
+    def choose_encoding(self, fragment: int, namespace: NamespaceEntry) -> int:
         """Return the number of the encoding in which a fragment would enter the cold store."""
         if fragment in self.unfit:
             return AS_IT_IS

@@ -3,7 +3,7 @@
 Options, policies in force and the time are read from here and nowhere else, so that a change of policy is one
 assignment. Which part may write what: `catalog` rows by requests and recovery, the state columns by
 `transitions` only, `options`, `policies` and `choice` by changes.py, `now` by planner.py, `offline` by
-TierLost, `floors` by pins.py, `writers` by puts.py.
+TierLost, `floors` by pins.py, `writers` by put_job.py.
 """
 
 from collections.abc import Callable, Mapping

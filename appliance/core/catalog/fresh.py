@@ -15,7 +15,7 @@ from typing import TypeVar, overload
 
 from ....tiers.base import CopyItem
 from ....tiers.block import FragmentLabel
-from .catalog import Namespace
+from .catalog import NamespaceEntry
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Lazy(Sequence[T]):
 class FreshRun:
     """Blocks that a put brings. Fragments and places are block by block, in group order."""
 
-    namespace: Namespace
+    namespace: NamespaceEntry
     first_block: int  # number of the first one in its put
     names: Sequence[bytes]  # prefix hashes
     parent_hash: bytes  # of the first one; empty at the start of a chain

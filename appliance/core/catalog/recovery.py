@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ....tiers.block import NO_SESSION
 from ....tiers.cold.log import SegmentLog
 from ..encodings import AS_IT_IS, Encoding
-from .catalog import NO_ROW, Catalog, Namespace
+from .catalog import NO_ROW, Catalog, NamespaceEntry
 from .core_state import CoreState
 from .transitions import extend_column
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # it reads files; what it found is plain data
 Records = npt.NDArray[np.void]
 
 
-def adopt(recovered: "RecoveredStore", namespaces: list[Namespace], core: CoreState) -> int:
+def adopt(recovered: "RecoveredStore", namespaces: list[NamespaceEntry], core: CoreState) -> int:
     """Fill an empty catalog with what the cold store found. Returns the number of blocks.
 
     `namespaces` are those of `recovered.namespaces`, in the same order.
@@ -47,7 +47,7 @@ def adopt(recovered: "RecoveredStore", namespaces: list[Namespace], core: CoreSt
 
 
 def _has_right_shape(
-    records: Records, core: CoreState, log: SegmentLog, namespace: Namespace
+    records: Records, core: CoreState, log: SegmentLog, namespace: NamespaceEntry
 ) -> npt.NDArray[np.bool_]:
     """Return which records are fragments of this namespace's geometry; the others are given back."""
     groups = np.minimum(records["group"], namespace.num_groups - 1)
@@ -60,7 +60,7 @@ def _has_right_shape(
     return is_right
 
 
-def _adopt_namespace(records: Records, core: CoreState, namespace: Namespace) -> None:
+def _adopt_namespace(records: Records, core: CoreState, namespace: NamespaceEntry) -> None:
     catalog = core.catalog
     num_groups = namespace.num_groups
     first_row, first_fragment = len(catalog.prefix_hash), len(catalog.block_of)
@@ -114,7 +114,7 @@ def _parents(
     records: Records,
     first_record: npt.NDArray[np.int64],
     hashes: npt.NDArray[Any],
-    namespace: Namespace,
+    namespace: NamespaceEntry,
     first_row: int,
 ) -> npt.NDArray[np.int32]:
     """Return the row of each block's parent, NO_ROW where there is none or it was not found.
@@ -139,7 +139,7 @@ def _parents(
 def _extend_blocks(
     catalog: Catalog,
     names: list[bytes],
-    namespace: Namespace,
+    namespace: NamespaceEntry,
     positions: npt.NDArray[Any],
     first_fragment: int,
 ) -> None:

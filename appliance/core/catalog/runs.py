@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..instructions import BlockChange, Publish
-from .catalog import NO_ROW, Namespace
+from .catalog import NO_ROW, NamespaceEntry
 from .core_state import CoreState
 from .fresh import FreshRun
 from .residency import Residency
@@ -33,7 +33,7 @@ def column(values: "array[Any]") -> npt.NDArray[Any]:
     return view
 
 
-def num_new(namespace: Namespace, prefix_hashes: Sequence[bytes]) -> int:
+def num_new(namespace: NamespaceEntry, prefix_hashes: Sequence[bytes]) -> int:
     """Return how many blocks are unknown, up to the first known one."""
     shards = namespace.rows.shards
     if len(set(prefix_hashes)) < len(prefix_hashes):  # a client's mistake
@@ -55,7 +55,7 @@ def _up_to_a_repetition(prefix_hashes: Sequence[bytes]) -> Sequence[bytes]:
 
 def admit_run(
     core: CoreState,
-    namespace: Namespace,
+    namespace: NamespaceEntry,
     first_block: int,
     prefix_hashes: Sequence[bytes],
     parent: int,

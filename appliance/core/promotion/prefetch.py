@@ -67,7 +67,7 @@ class _Begun:
     landed_bytes: int = 0
 
 
-class Prefetching:
+class Prefetches:
     """Implements copies.Owner, and listens to what is used and what leaves the put tier."""
 
     def __init__(

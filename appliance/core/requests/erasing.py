@@ -31,7 +31,7 @@ REASON = "tenant erased"
 
 
 @dataclass(slots=True)
-class _Job:
+class _Erasure:
     """One tenant that is being erased."""
 
     call: int
@@ -51,7 +51,7 @@ class Erasing:
         self._core = core
         self._residency = residency
         self._copies = copies
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_Erasure] = deque()
 
     @property
     def is_busy(self) -> bool:
@@ -63,7 +63,7 @@ class Erasing:
         """What is on its way does not arrive; what is there goes, from this event on."""
         namespaces = self._core.catalog.namespaces.values()
         mine = frozenset(one.id for one in namespaces if tenant_of(one.identity.domain) == event.tenant)
-        self._jobs.append(_Job(event.call, mine, self._handles(mine)))
+        self._jobs.append(_Erasure(event.call, mine, self._handles(mine)))
         self._core.story.count("tenants_erased")
 
     def run(self) -> None:

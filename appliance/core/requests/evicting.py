@@ -43,7 +43,7 @@ STEP_BLOCKS = 256
 
 
 @dataclass(slots=True)
-class _Job:
+class _Eviction:
     """One request that takes many steps: segments of the cold store, or a namespace's blocks in a tier."""
 
     call: int
@@ -84,7 +84,7 @@ class Evicting:
         self._residency = residency
         self._pressure = pressure
         self._reclaim = reclaim
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_Eviction] = deque()
 
     @property
     def is_busy(self) -> bool:
@@ -100,7 +100,7 @@ class Evicting:
             message = f"there is no namespace {event.namespace_id}"
             self._requests.refuse(event.call, "UNKNOWN_NAMESPACE", message)
         elif event.tier == self._log_tier or event.namespace_id:
-            self._jobs.append(_Job(event.call, event.tier, event.num_bytes, event.namespace_id))
+            self._jobs.append(_Eviction(event.call, event.tier, event.num_bytes, event.namespace_id))
         else:
             self._requests.reply(event.call, self._from_memory(event.tier, event.num_bytes))
 
@@ -200,7 +200,7 @@ class Evicting:
 
     # ---------------------------------------------------------------------------------- cold store
 
-    def _choose(self, job: _Job) -> None:
+    def _choose(self, job: _Eviction) -> None:
         """Choose the segments, oldest first, and the blocks that would have to leave with them; or those of a
         namespace."""
         log, catalog = self._core.log, self._core.catalog
@@ -229,7 +229,7 @@ class Evicting:
         rows = np.unique(column(catalog.block_of)[inside])
         job.handles.extend(catalog.handle(row) for row in _ends_first(catalog, rows))
 
-    def _wait(self, job: _Job) -> None:
+    def _wait(self, job: _Eviction) -> None:
         """Let a request wait for its segments, as long as one after the other becomes free."""
         now, num_left = self._core.now, len(self._reclaim.to_empty)
         if num_left != job.num_to_empty:
@@ -242,7 +242,7 @@ class Evicting:
             words += "what stays finds no room, or is being read; a restart would find the blocks again"
             self._requests.refuse(job.call, "TIER_FULL", words, PATIENCE_S)
 
-    def _begin_last(self, job: _Job) -> bool:
+    def _begin_last(self, job: _Eviction) -> bool:
         """Empty the segment that took what was copied forward. False: there is none, or it must stay because
         no other one is free."""
         log, number = self._core.log, job.last_segment
@@ -260,7 +260,7 @@ class Evicting:
         self._reclaim.keep_free_segments()
         return True
 
-    def _leave(self, job: _Job, row: int) -> None:
+    def _leave(self, job: _Eviction, row: int) -> None:
         """Let a block leave its tier, or count why it stays."""
         residency, catalog = self._residency, self._core.catalog
         if not catalog.num_placed[job.tier][row]:

@@ -19,7 +19,7 @@ SLACK = 1024  # deadlines that do not count any more, not worth a new heap
 
 
 @dataclass(slots=True)
-class Client:
+class ClientEntry:
     """A client, with the leases it holds."""
 
     id: int
@@ -28,37 +28,37 @@ class Client:
     domain: str
     ttl_s: float | None
     silent_at: float  # when it counts as gone unless it says something; inf for connected clients
-    leases: dict[int, "Lease"] = field(default_factory=dict)
+    leases: dict[int, "LeaseEntry"] = field(default_factory=dict)
     held_bytes: int = 0
     promised_bytes: int = 0  # of acquires under way: held when they arrive
 
 
 @dataclass(slots=True)
-class Lease:
+class LeaseEntry:
     """A pin on fragments, readable by its client until it is released."""
 
     id: int
-    client: Client
+    client: ClientEntry
     deadline_at: float
     held: list[tuple[int, Tier]] = field(default_factory=list)  # (fragment, tier)
     is_overdue: bool = False
 
 
-class Leases:
+class LeaseTable:
     """Clients and their leases. Lease ids are never reused."""
 
     def __init__(self, core: CoreState, residency: Residency) -> None:
         self._core = core
         self._residency = residency
-        self.clients: dict[int, Client] = {}
-        self._leases: dict[int, Lease] = {}
+        self.clients: dict[int, ClientEntry] = {}
+        self._leases: dict[int, LeaseEntry] = {}
         self._deadlines: list[tuple[float, int]] = []  # lazy heap of (deadline, lease)
         self._next_id = 1
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def get(self, lease_id: int) -> Lease | None:
+    def get(self, lease_id: int) -> LeaseEntry | None:
         """Return a live lease, None when it is unknown or over."""
         return self._leases.get(lease_id)
 
@@ -69,21 +69,21 @@ class Leases:
         overdue = (lease for lease in self._leases.values() if lease.is_overdue)
         return sum(length_of(fragment) for lease in overdue for fragment, _ in lease.held)
 
-    def grant(self, client: Client, ttl_s: float) -> Lease:
+    def grant(self, client: ClientEntry, ttl_s: float) -> LeaseEntry:
         """Create an empty lease."""
-        lease = Lease(self._next_id, client, self._core.now + (ttl_s or self._core.options.lease_ttl_s))
+        lease = LeaseEntry(self._next_id, client, self._core.now + (ttl_s or self._core.options.lease_ttl_s))
         self._next_id += 1
         self._leases[lease.id] = client.leases[lease.id] = lease
         self._note_deadline(lease)
         return lease
 
-    def hold(self, lease: Lease, fragment: int, tier: Tier) -> None:
+    def hold(self, lease: LeaseEntry, fragment: int, tier: Tier) -> None:
         """The lease holds one more fragment."""
         self._core.transitions.hold(fragment, tier)
         lease.held.append((fragment, tier))
         lease.client.held_bytes += self._core.catalog.length_of(fragment)
 
-    def hold_block(self, lease: Lease, row: int, fragments: range, tier: Tier) -> None:
+    def hold_block(self, lease: LeaseEntry, row: int, fragments: range, tier: Tier) -> None:
         """The lease holds all fragments of a block."""
         self._core.transitions.hold_block(row, fragments, tier)
         lease.held.extend(zip(fragments, repeat(tier)))
@@ -99,7 +99,7 @@ class Leases:
         lease.held = []
         return True
 
-    def let_go(self, lease: Lease, held: list[tuple[int, Tier]]) -> None:
+    def let_go(self, lease: LeaseEntry, held: list[tuple[int, Tier]]) -> None:
         """Give back some of what a lease holds, deepest first, so that tails become candidates first."""
         catalog, end = self._core.catalog, len(held)
         while end:
@@ -118,7 +118,7 @@ class Leases:
                 self._residency.drop(fragment, tier)
                 end -= 1
 
-    def extend(self, client: Client, lease_ids: list[int], ttl_s: float) -> list[int]:
+    def extend(self, client: ClientEntry, lease_ids: list[int], ttl_s: float) -> list[int]:
         """Move deadlines; returns the leases that are not this client's or not alive any more."""
         now = self._core.now
         lost = []
@@ -150,7 +150,7 @@ class Leases:
         """When `expire` has something to do at the earliest."""
         return self._deadlines[0][0] + self._core.options.lease_grace_s if self._deadlines else None
 
-    def client_gone(self, client_id: int) -> Client | None:
+    def client_gone(self, client_id: int) -> ClientEntry | None:
         """Forget a client and everything it holds."""
         client = self.clients.pop(client_id, None)
         if client is not None:
@@ -158,7 +158,7 @@ class Leases:
                 self.release(lease_id)
         return client
 
-    def _note_deadline(self, lease: Lease) -> None:
+    def _note_deadline(self, lease: LeaseEntry) -> None:
         """Remember when to look at a lease; forget, when there are many, the deadlines that have moved."""
         heapq.heappush(self._deadlines, (lease.deadline_at, lease.id))
         if len(self._deadlines) > 2 * len(self._leases) + SLACK:

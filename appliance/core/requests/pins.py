@@ -16,7 +16,7 @@ SLACK = 1024  # ends of pins that are over already, not worth a new heap: one ma
 
 
 @dataclass(slots=True)
-class Pin:
+class PinEntry:
     """One pin on a chain of blocks."""
 
     id: int
@@ -34,7 +34,7 @@ class Pins:
         self._core = core
         self._residency = residency
 
-        self._pins: dict[int, Pin] = {}
+        self._pins: dict[int, PinEntry] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._next_id = 1
         self.pinned_bytes = dict.fromkeys(core.ladder.tiers, 0)
@@ -50,14 +50,14 @@ class Pins:
         capacity = self._core.rooms[floor].statistics().capacity_bytes
         return self.pinned_bytes[floor] + num_bytes <= self._core.options.max_pinned_fraction * capacity
 
-    def pin(self, rows: list[int], floor: Tier, ttl_s: float) -> Pin:
+    def pin(self, rows: list[int], floor: Tier, ttl_s: float) -> PinEntry:
         """Pin blocks; bringing them up to the floor is the caller's business."""
         catalog = self._core.catalog
         num_bytes = sum(catalog.namespace_of(row).block_bytes for row in rows)
         deadline_at = self._core.now + ttl_s
         blocks = [catalog.handle(row) for row in rows]
         domain = catalog.namespace_of(rows[0]).identity.domain if rows else ""
-        pin = Pin(self._next_id, floor, deadline_at, blocks, num_bytes, domain)
+        pin = PinEntry(self._next_id, floor, deadline_at, blocks, num_bytes, domain)
         self._next_id += 1
         self._pins[pin.id] = pin
         heapq.heappush(self._deadlines, (deadline_at, pin.id))

@@ -14,14 +14,14 @@ from ....tiers.block import Tier, tenant_of
 from ....tiers.memory.shares import Share
 from ....tiers.memory.slots import SlotPool
 from ..catalog.core_state import CoreState
-from .leases import Client, Leases
+from .leases import ClientEntry, LeaseTable
 from .pins import Pins
 
 
 class Quotas:
     """Knows every tenant's quota; tells the rooms what each new domain may take."""
 
-    def __init__(self, core: CoreState, leases: Leases, pins: Pins) -> None:
+    def __init__(self, core: CoreState, leases: LeaseTable, pins: Pins) -> None:
         self._core = core
         self._leases = leases
         self._pins = pins
@@ -45,7 +45,7 @@ class Quotas:
                     self._shares[tier, tenant] = share
                 room.share(number, share)
 
-    def pinnable_bytes(self, client: Client) -> int | None:
+    def pinnable_bytes(self, client: ClientEntry) -> int | None:
         """Return how many more bytes the clients of a client's tenant may hold; None: no limit."""
         tenant = tenant_of(client.domain)
         quota = self._core.options.quotas.get(tenant)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ....tiers.block import HASH_BYTES, NamespaceIdentity
-from ..catalog.catalog import Namespace
+from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..encodings import Compression, NoCompression
 from ..events import ClientOpened, NamespaceRegistered
 from ..instructions import Reply, StoreNamespace
 from ..results import NamespaceResult, Refusal, Result
-from .leases import Client, Leases
+from .leases import ClientEntry, LeaseTable
 from .quotas import Quotas
 
 
@@ -28,13 +28,13 @@ class RememberedJob(Protocol):
 class RequestRegistry:
     """Clients, namespaces, remembered requests, replies."""
 
-    def __init__(self, core: CoreState, leases: Leases, quotas: Quotas) -> None:
+    def __init__(self, core: CoreState, leases: LeaseTable, quotas: Quotas) -> None:
         self._core = core
         self.leases = leases
         self.quotas = quotas
         self._compression: Compression = NoCompression()
         self._domains: dict[str, int] = {}
-        self._by_digest: dict[bytes, Namespace] = {}
+        self._by_digest: dict[bytes, NamespaceEntry] = {}
         self._requests: dict[int, OrderedDict[str, RememberedJob]] = {}  # by client
 
     # ------------------------------------------------------------------------------------- answers
@@ -50,7 +50,7 @@ class RequestRegistry:
 
     def check(
         self, call: int, client_id: int, namespace_id: int, prefix_hashes: Sequence[bytes]
-    ) -> tuple[Client, Namespace] | None:
+    ) -> tuple[ClientEntry, NamespaceEntry] | None:
         """Return the client and namespace of a request, or refuse it."""
         client = self.client(client_id)
         if client is None:
@@ -77,12 +77,12 @@ class RequestRegistry:
         """Make a client known."""
         now = self._core.now
         silent_at = now + event.ttl_s if event.ttl_s is not None else float("inf")
-        self.leases.clients[event.client] = Client(
+        self.leases.clients[event.client] = ClientEntry(
             event.client, event.name, event.local, event.domain, event.ttl_s, silent_at
         )
         self._requests[event.client] = OrderedDict()
 
-    def client(self, client_id: int) -> Client | None:
+    def client(self, client_id: int) -> ClientEntry | None:
         """Return a client that just said something, None when it is unknown."""
         client = self.leases.clients.get(client_id)
         self._core.asked_at = self._core.now
@@ -90,7 +90,7 @@ class RequestRegistry:
             client.silent_at = self._core.now + client.ttl_s
         return client
 
-    def is_open(self, client: Client) -> bool:
+    def is_open(self, client: ClientEntry) -> bool:
         """Whether a client is still there; unlike `client` this is not a sign of its life."""
         return self.leases.clients.get(client.id) is client
 
@@ -151,14 +151,14 @@ class RequestRegistry:
         for namespace in self._by_digest.values():
             self._encode(namespace)
 
-    def _encode(self, namespace: Namespace) -> None:
+    def _encode(self, namespace: NamespaceEntry) -> None:
         number_of = self._core.catalog.encodings.number_of
         identity = namespace.identity
         namespace.encodings = tuple(map(number_of, self._compression.encodings_of(identity)))
         namespace.exact_encodings = tuple(map(number_of, self._compression.exact_encodings_of(identity)))
         namespace.num_recent_blocks = self._compression.num_recent_blocks(identity)
 
-    def add_namespace(self, identity: NamespaceIdentity) -> Namespace:
+    def add_namespace(self, identity: NamespaceIdentity) -> NamespaceEntry:
         """Return the namespace of `identity`, made known if need be."""
         namespace = self._by_digest.get(identity.digest)
         if namespace is None:

@@ -37,7 +37,7 @@ def highest_priorities(
     return list(accumulate(priorities, max))[::-1]
 
 
-class Retention:
+class RetentionHints:
     """Applies hints and ends them."""
 
     def __init__(self, core: CoreState, residency: Residency) -> None:

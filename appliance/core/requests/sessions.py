@@ -19,7 +19,7 @@ MIN_TIDY = 1024
 
 
 @dataclass(slots=True)
-class Session:
+class SessionEntry:
     """One conversation or agent run."""
 
     id: str
@@ -45,25 +45,25 @@ class Sessions:
         self._residency = residency
 
         #: Longest silent first. A plain dict finds its first entry behind the holes of all who moved away.
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: OrderedDict[str, SessionEntry] = OrderedDict()
         self._next_number = 1
         self._idle_until = 0.0  # who was active last before this is idle already
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[SessionEntry]:
         return iter(self._sessions.values())
 
-    def by_activity(self) -> Iterator[Session]:
+    def by_activity(self) -> Iterator[SessionEntry]:
         """Iterate over the sessions, the most recently active first."""
         return reversed(self._sessions.values())
 
-    def get(self, session_id: str) -> Session | None:
+    def get(self, session_id: str) -> SessionEntry | None:
         """Return a session, None when it is unknown."""
         return self._sessions.get(session_id)
 
-    def open(self, session_id: str, client: int) -> Session:
+    def open(self, session_id: str, client: int) -> SessionEntry:
         """Return the session, created if need be, and note that it is active.
 
         It belongs to the client that opened it until that one is gone or another one claims it with an
@@ -73,7 +73,7 @@ class Sessions:
         if session is None:
             if len(self._sessions) >= self._core.options.max_sessions:
                 self._forget_one()
-            session = self._sessions[session_id] = Session(session_id, self._next_number, client)
+            session = self._sessions[session_id] = SessionEntry(session_id, self._next_number, client)
             self._next_number += 1
             self._core.story.tell(self._core.now, session_id, "session_opened")
         if session.client == NO_CLIENT:
@@ -82,7 +82,7 @@ class Sessions:
         self._sessions.move_to_end(session_id)  # most recently active last
         return session
 
-    def claim(self, session_id: str, client: int) -> Session:
+    def claim(self, session_id: str, client: int) -> SessionEntry:
         """Return the session, which belongs to `client` from now on."""
         session = self.open(session_id, client)
         session.client = client
@@ -90,7 +90,7 @@ class Sessions:
 
     def update(
         self,
-        session: Session,
+        session: SessionEntry,
         urgency: Urgency,
         deadline_at: float,
         back_at: float = float("inf"),
@@ -120,7 +120,7 @@ class Sessions:
         if was_decoding:
             self._unkeep(session)
 
-    def attach(self, session: Session, rows: list[int]) -> None:
+    def attach(self, session: SessionEntry, rows: list[int]) -> None:
         """Note that a session uses these blocks."""
         serial = self._core.catalog.serial
         if session.urgency is not Urgency.DECODING:
@@ -139,14 +139,14 @@ class Sessions:
         if len(session.blocks) >= session.tidy_at:  # an agent may go on for days, its blocks come and go
             session.tidy_at = max(MIN_TIDY, 2 * len(self.rows(session)))
 
-    def fork(self, session: Session, new_id: str, client: int) -> int:
+    def fork(self, session: SessionEntry, new_id: str, client: int) -> int:
         """A new session holds the blocks of another one. Returns how many there are."""
         rows = self.rows(session)
         fork = self.open(new_id, client)
         self.attach(fork, rows)
         return len(rows)
 
-    def end(self, session: Session) -> list[int]:
+    def end(self, session: SessionEntry) -> list[int]:
         """Forget a session; returns the rows it held."""
         self.update(session, Urgency.ENDED, float("inf"))
         rows = self.rows(session)
@@ -154,7 +154,7 @@ class Sessions:
         self._core.story.tell(self._core.now, session.id, "session_ended")
         return rows
 
-    def rows(self, session: Session) -> list[int]:
+    def rows(self, session: SessionEntry) -> list[int]:
         """Return the rows of the session's blocks that still exist; forgets the others."""
         serial = self._core.catalog.serial
         # Catalog.row_of for each: long prompts have many. A row that was freed has another serial since then.
@@ -193,7 +193,7 @@ class Sessions:
                 problems.append(f"session {session.id}: keeps {len(session.kept_rows)}, expected {expected}")
         return problems
 
-    def _unkeep(self, session: Session) -> None:
+    def _unkeep(self, session: SessionEntry) -> None:
         rows, session.kept_rows = session.kept_rows, []
         for row in rows:
             self._residency.unkeep(row)

@@ -7,14 +7,14 @@ from ....tiers.block import NO_SESSION, Urgency
 from ..catalog.core_state import CoreState
 from ..catalog.runs import touch_run
 from ..events import RetentionHint
-from .retention import Retention
+from .retention import RetentionHints
 from .sessions import Sessions
 
 
 class Usage:
     """Notes that blocks were used or stored."""
 
-    def __init__(self, core: CoreState, sessions: Sessions, retention: Retention) -> None:
+    def __init__(self, core: CoreState, sessions: Sessions, retention: RetentionHints) -> None:
         self._core = core
         self._sessions = sessions
         self._retention = retention

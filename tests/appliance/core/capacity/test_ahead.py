@@ -6,7 +6,7 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import Copy
-from kvtier.appliance.core.options import PlannerOptions, Quota
+from kvtier.appliance.core.options import PlannerOptions, TenantQuota
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
@@ -266,7 +266,7 @@ def test_what_admission_declines_is_not_written() -> None:
 
 
 def test_a_tenant_at_its_quota_gives_up_nothing_for_an_idle_copy() -> None:
-    quota = Quota(cold_bytes=2 * GEOMETRY.block_bytes)
+    quota = TenantQuota(cold_bytes=2 * GEOMETRY.block_bytes)
     rig = rig_of(quotas={"": quota})
     rig.start_put(hashes("a", 2))
     land_puts(rig)

@@ -1,7 +1,7 @@
 """A tenant at its quota of nvme that uses one model after the other."""
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.options import Quota
+from kvtier.appliance.core.options import TenantQuota
 from kvtier.tiers.block import NamespaceIdentity, Tier
 
 from ..rig import CLIENT, GEOMETRY, Rig, hashes
@@ -27,7 +27,7 @@ def num_cold(rig: Rig, blocks: list[bytes]) -> int:
 
 
 def test_what_an_old_model_left_makes_way_for_a_new_one() -> None:
-    quota = Quota(cold_bytes=NUM_BLOCKS * GEOMETRY.block_bytes)
+    quota = TenantQuota(cold_bytes=NUM_BLOCKS * GEOMETRY.block_bytes)
     rig = Rig(dram_blocks=NUM_BLOCKS, nvme_blocks=64, num_segments=8, quotas={"": quota})
     old_id, old = rig.namespace_id, fill(rig, "old")
     assert num_cold(rig, old) == NUM_BLOCKS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.residency import Residency
 from kvtier.appliance.core.instructions import Copy, Publish, Reply
-from kvtier.appliance.core.requests.gets import AcquireJob
+from kvtier.appliance.core.requests.acquire_job import AcquireJob
 from kvtier.appliance.core.results import AcquireResult, ReadyFragment, ReadyFragments
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import BlockChange, SealSegment
-from kvtier.appliance.core.options import Quota
+from kvtier.appliance.core.options import TenantQuota
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
@@ -266,7 +266,7 @@ def test_records_of_another_shape_are_given_back() -> None:
 
 def test_a_tenant_with_few_blocks_keeps_the_newest_within_its_quota() -> None:
     """Few blocks are spread thinly over the table; an older one must be found to go for a newer one."""
-    rig = Rig(dram_blocks=1, nvme_blocks=8, quotas={"": Quota(cold_bytes=GEOMETRY.block_bytes)})
+    rig = Rig(dram_blocks=1, nvme_blocks=8, quotas={"": TenantQuota(cold_bytes=GEOMETRY.block_bytes)})
     names = [hashes(f"prompt {number}", 1) for number in range(8)]
     for name in names:
         rig.put(name)
@@ -276,7 +276,7 @@ def test_a_tenant_with_few_blocks_keeps_the_newest_within_its_quota() -> None:
 def test_what_comes_back_at_start_beyond_a_quota_goes_from_the_end() -> None:
     """Records that were given up lie in their segments and are found again. (Simulator, seed 101670.)"""
     chain = hashes("a", 4)
-    rig = Rig(nvme_blocks=8, quotas={"": Quota(cold_bytes=2 * GEOMETRY.block_bytes)})
+    rig = Rig(nvme_blocks=8, quotas={"": TenantQuota(cold_bytes=2 * GEOMETRY.block_bytes)})
     found, _ = recovered(chain, set())
     assert rig.planner.adopt(found, 0.0) == 2
     assert not rig.planner.check_integrity()

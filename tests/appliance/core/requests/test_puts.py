@@ -2,7 +2,7 @@
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import Publish, Reply
-from kvtier.appliance.core.requests.puts import MAX_STEP_BLOCKS
+from kvtier.appliance.core.requests.put_job import MAX_STEP_BLOCKS
 from kvtier.appliance.core.results import PutOutcome, PutResult, Refusal
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Tier
@@ -266,17 +266,17 @@ def test_a_landing_in_two_halves_is_the_same_as_in_one() -> None:
         rows = [rig.planner.catalog.find(rig.namespace_id, name) for name in chain]
         keepers = rig.planner.catalog.num_keepers
         if how == "whole":
-            first, second = rig.planner.handle(landed, 1.0), rig.planner.finish()
+            first, second = rig.planner.handle(landed, 1.0), rig.planner.follow_up()
             assert second == []
         else:
-            first = rig.planner.begin(landed, 1.0)
+            first = rig.planner.answer(landed, 1.0)
             assert [keepers[row] for row in rows] == [1, 1], "not given up before everybody heard"
             assert not rig.planner.check_integrity()
-            second = rig.planner.finish() if how == "halves" else []
+            second = rig.planner.follow_up() if how == "halves" else []
         assert Reply(call, PutResult(bytes([STORED, STORED]))) in first
         following = rig.planner.handle(ev.KeptAlive(None, CLIENT, []), 2.0)
         assert not rig.planner.check_integrity()
-        assert rig.planner.finish() == []
+        assert rig.planner.follow_up() == []
         assert [keepers[row] for row in rows] == [0, 0]
         session = rig.planner.sessions.get("s")
         assert session is not None

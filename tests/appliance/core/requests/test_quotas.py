@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import BlockChange, Copy, FreeSegment, Notify, Reply
-from kvtier.appliance.core.options import PlannerOptions, Quota
+from kvtier.appliance.core.options import PlannerOptions, TenantQuota
 from kvtier.appliance.core.planner import Planner
 from kvtier.appliance.core.results import AcquireResult, PinResult, PutOutcome, PutResult, Refusal
 from kvtier.appliance.security.callers import RateLimit
@@ -35,7 +35,9 @@ def names(client: int, name: int, count: int) -> list[bytes]:
 class Shared:
     """A planner with dram of NUM_EXTENTS extents, two tenants with one client and one namespace each."""
 
-    def __init__(self, quotas: dict[str, Quota], *, policy: str = "lru", has_nvme: bool = False) -> None:
+    def __init__(
+        self, quotas: dict[str, TenantQuota], *, policy: str = "lru", has_nvme: bool = False
+    ) -> None:
         pool = SlotPool(NUM_EXTENTS, BLOCKS_PER_EXTENT * BLOCK_BYTES)
         rooms: dict[Tier, Room] = {Tier.DRAM: pool}
         if has_nvme:
@@ -123,8 +125,8 @@ class Shared:
         return sum(self.pool.domain_of_extent(extent) == number for extent in range(NUM_EXTENTS))
 
 
-def memory(num_extents: int) -> Quota:
-    return Quota({Tier.DRAM: num_extents * BLOCKS_PER_EXTENT * BLOCK_BYTES})
+def memory(num_extents: int) -> TenantQuota:
+    return TenantQuota({Tier.DRAM: num_extents * BLOCKS_PER_EXTENT * BLOCK_BYTES})
 
 
 @pytest.mark.parametrize("has_nvme", [False, True])
@@ -164,7 +166,7 @@ def test_a_quota_can_be_raised_and_lowered_in_use() -> None:
 
 
 def test_pinned_bytes_of_all_clients_and_pins_together() -> None:
-    shared = Shared({"tenant:acme": Quota({}, pinned_bytes=3 * BLOCK_BYTES)})
+    shared = Shared({"tenant:acme": TenantQuota({}, pinned_bytes=3 * BLOCK_BYTES)})
     shared.do(ev.ClientOpened(3, "", True, "tenant:acme"))
     shared.namespace[3] = shared.namespace[ACME]
     shared.put(ACME, 1, 4)

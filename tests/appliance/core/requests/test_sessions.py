@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import ValuesView
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.requests.sessions import MIN_TIDY, Session
+from kvtier.appliance.core.requests.sessions import MIN_TIDY, SessionEntry
 from kvtier.tiers.block import Urgency
 
 from ..rig import CLIENT, Rig, hashes
@@ -25,12 +25,12 @@ def test_a_session_does_not_remember_blocks_that_are_long_forgotten() -> None:
     assert len(rig.planner.sessions.rows(session)) == 4
 
 
-class Counted(OrderedDict[str, Session]):
+class Counted(OrderedDict[str, SessionEntry]):
     """Sessions that count how often somebody goes through them."""
 
     num_walks = 0
 
-    def values(self) -> "ValuesView[Session]":  # type: ignore[override]
+    def values(self) -> "ValuesView[SessionEntry]":  # type: ignore[override]
         self.num_walks += 1
         return super().values()
 

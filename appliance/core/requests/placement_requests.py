@@ -5,18 +5,18 @@ from ....tiers.block import Urgency
 from ..catalog.core_state import CoreState
 from ..events import PinRequested, PrefetchRequested
 from ..promotion.loads import Loads
-from ..promotion.prefetch import Prefetching
+from ..promotion.prefetch import Prefetches
 from ..results import PinResult, PrefetchResult
-from .gets import stored_prefix
+from .acquire_job import stored_prefix
 from .pins import Pins
 from .request_registry import RequestRegistry
 
 
-class Placing:
+class PlacementRequests:
     """Answers the requests that bring blocks up without reading them."""
 
     def __init__(
-        self, core: CoreState, requests: RequestRegistry, loads: Loads, pins: Pins, prefetching: Prefetching
+        self, core: CoreState, requests: RequestRegistry, loads: Loads, pins: Pins, prefetching: Prefetches
     ) -> None:
         self._core = core
         self._requests = requests

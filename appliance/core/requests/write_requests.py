@@ -11,7 +11,7 @@ from ..catalog.runs import refresh_run
 from ..copying.copies import Copies
 from ..events import AbortRequested, CommitRequested, ReserveRequested
 from ..results import PutOutcome, PutResult, ReserveResult
-from .puts import STORED, Put, PutJob
+from .put_job import STORED, Put, PutJob
 from .request_registry import RequestRegistry
 from .usage import Usage
 from .waiting import Waiting
@@ -19,7 +19,7 @@ from .waiting import Waiting
 _LENGTH = itemgetter(1)  # of a span
 
 
-class Writes:
+class WriteRequests:
     """Answers the requests that write blocks."""
 
     def __init__(

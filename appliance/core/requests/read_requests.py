@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from ....policies.costs import Advice
 from ....tiers.block import Tier
-from ..catalog.catalog import NO_ROW, Catalog, Namespace
+from ..catalog.catalog import NO_ROW, Catalog, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..events import (
@@ -23,14 +23,14 @@ from ..results import (
     ReadyFragments,
     ReleaseResult,
 )
-from .gets import AcquireJob, Found, stored_prefix
-from .leases import Client
+from .acquire_job import AcquireJob, Found, stored_prefix
+from .leases import ClientEntry
 from .request_registry import RequestRegistry
 from .usage import Usage
 from .waiting import Waiting
 
 
-class Reads:
+class ReadRequests:
     """Answers the requests that read blocks."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Reads:
         if call in job.calls:
             self._jobs[call] = job
 
-    def _begin(self, event: AcquireRequested, client: Client, namespace: Namespace) -> None:
+    def _begin(self, event: AcquireRequested, client: ClientEntry, namespace: NamespaceEntry) -> None:
         requests, catalog = self._requests, self._core.catalog
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
         num_stored = len(rows)
@@ -117,7 +117,7 @@ class Reads:
                 self._waiting.add(job, urgency, deadline_at)
         return None
 
-    def _advice(self, event: AcquireRequested, namespace: Namespace, rows: list[int]) -> Advice:
+    def _advice(self, event: AcquireRequested, namespace: NamespaceEntry, rows: list[int]) -> Advice:
         """Say how many of the stored blocks are worth loading: all, unless it is certain that they are not
         and the caller did not insist."""
         tier_of = self._core.catalog.tier_of
@@ -130,8 +130,8 @@ class Reads:
 
     def _affordable(
         self,
-        client: Client,
-        namespace: Namespace,
+        client: ClientEntry,
+        namespace: NamespaceEntry,
         first_block: int,
         num_blocks: int,
         readable: Sequence[Tier],

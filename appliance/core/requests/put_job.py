@@ -14,7 +14,7 @@ from ....policies.base import Newcomer
 from ....tiers.base import Cause
 from ....tiers.block import Urgency
 from ..capacity.pressure import Pressure, Progress
-from ..catalog.catalog import NO_ROW, Namespace
+from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.fresh import FreshRun
 from ..catalog.residency import Residency
@@ -24,7 +24,7 @@ from ..copying.copies import Copies, Move
 from ..events import ReserveRequested
 from ..instructions import Reply
 from ..results import PutOutcome, PutResult, ReserveResult
-from .leases import Client
+from .leases import ClientEntry
 from .retention import highest_priorities
 
 MAX_STEP_BLOCKS = 64
@@ -35,8 +35,8 @@ class Put(NamedTuple):
     """A put as it arrived, with what its ids name."""
 
     request: ReserveRequested
-    client: Client
-    namespace: Namespace
+    client: ClientEntry
+    namespace: NamespaceEntry
     session: int  # its number; 0: none that is known
     reservation_id: int
 

@@ -15,7 +15,7 @@ from ....policies.costs import Advice
 from ....tiers.base import Cause
 from ....tiers.block import Tier, Urgency
 from ....v1.shm import extent_of
-from ..catalog.catalog import NO_ROW, Catalog, Namespace
+from ..catalog.catalog import NO_ROW, Catalog, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.states import State
@@ -23,7 +23,7 @@ from ..events import AcquireRequested
 from ..instructions import Reply
 from ..promotion.loads import Loads
 from ..results import AcquireResult, ReadyFragments
-from .leases import Lease, Leases
+from .leases import LeaseEntry, LeaseTable
 
 
 class Found(NamedTuple):
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     rows: Sequence[int]  # of the blocks that may be read
     num_stored: int  # blocks, also those that are not worth loading or beyond a quota
     advice: Advice
-    lease: Lease
+    lease: LeaseEntry
     urgency: Urgency
     readable: Sequence[Tier]  # tiers that the client reads in place, the fastest first
     used_before: float  # when the blocks were used last, this time left out
@@ -45,7 +45,7 @@ class AcquireJob:
         self,
         core: CoreState,
         residency: Residency,
-        leases: Leases,
+        leases: LeaseTable,
         loads: Loads,
         request: AcquireRequested,
         found: Found,
@@ -300,7 +300,7 @@ class AcquireJob:
             self._on_done(self)
 
 
-def stored_prefix(catalog: Catalog, namespace: Namespace, prefix_hashes: Sequence[bytes]) -> list[int]:
+def stored_prefix(catalog: Catalog, namespace: NamespaceEntry, prefix_hashes: Sequence[bytes]) -> list[int]:
     """Return the rows of the longest prefix that is readable from some tier."""
     rows = []
     for prefix_hash in prefix_hashes:
