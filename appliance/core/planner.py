@@ -134,12 +134,10 @@ class Planner:
 
     def _answer_requests(self) -> None:
         """Make the parts that answer requests."""
-        core, requests, residency = self.core, self.requests, self.residency
+        core, requests, residency, waiting = self.core, self.requests, self.residency, self.waiting
         usage = Usage(core, self.sessions, self.retention)
-        self.reads = ReadRequests(core, requests, residency, self.loads, self.promotions, self.waiting, usage)
-        self.writes = WriteRequests(
-            core, requests, residency, self.copies, self.pressure, self.waiting, usage
-        )
+        self.reads = ReadRequests(core, requests, residency, self.loads, self.promotions, waiting, usage)
+        self.writes = WriteRequests(core, requests, residency, self.copies, self.pressure, waiting, usage)
         self.placing = PlacementRequests(core, requests, self.loads, self.pins, self.prefetching)
 
     def _handler_table(self) -> dict[type, Callable[[Any], object]]:
