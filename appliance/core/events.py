@@ -32,8 +32,9 @@ class RetentionHint(NamedTuple):
 
 @dataclass(slots=True)
 class ClientOpened:
-    """A client became known. `local` ones read shared memory in place, so what they hold is freed only by
-    their word or their death; others hold pins that simply end."""
+    """A client became known.
+    `local` ones read shared memory in place, so what they hold is freed only when they release it or are
+    gone; others hold pins that simply end."""
 
     client: int
     name: str
@@ -75,7 +76,7 @@ class AcquireRequested:
     first_block: int = 0
     load_anyway: bool = False  # even from a tier that is slower than computing the blocks again
     retention: Sequence[RetentionHint] = ()
-    on_device: bool = False  # whoever reads can read every memory tier, also one that is a GPU's
+    on_device: bool = False  # the reader can read every memory tier, also one that is a GPU's
 
 
 @dataclass(slots=True)
@@ -176,7 +177,7 @@ class UnpinRequested:
 
 @dataclass(slots=True)
 class PrefetchRequested:
-    """Promote a stored prefix before anyone asks. Answered with PrefetchResult at once."""
+    """Promote a stored prefix ahead of its use. Answered with PrefetchResult at once."""
 
     call: int
     client: int
@@ -230,8 +231,8 @@ class EvictRequested:
 
 @dataclass(slots=True)
 class TenantErased:
-    """A tenant's key is gone: nothing of what it stored may be found any more. Answered with CountResult
-    (blocks forgotten) when that is so."""
+    """A tenant's key is gone: nothing of what it stored may be found any more.
+    Answered with CountResult (blocks forgotten) when that is so."""
 
     call: int
     tenant: str  # first part of its isolation domains
@@ -273,8 +274,8 @@ class EdgeMeasured:
 
 @dataclass(slots=True)
 class ColdEdgeOpened:
-    """The way from the cold store straight onto the device was found to be the quicker one, for what these
-    codecs wrote (0: for what is stored as it is). Without it everything stops in host memory."""
+    """The way from the cold store straight onto the device is the quicker one, for these codecs.
+    0 stands for what is stored as it is. Without this event everything stops in host memory."""
 
     codecs: frozenset[int]
 

@@ -81,7 +81,7 @@ class Inspection:
             "num_uses": catalog.num_uses[row],
             "last_used_s_ago": self._core.now - catalog.last_used[row],
             "num_keepers": catalog.num_keepers[row],
-            "floors": [floor.label for floor in self._core.floors.get(row, [])],
+            "floors": [floor.label for floor in self._core.pin_floors.get(row, [])],
             "fragments": [self._fragment(row, fragment) for fragment in catalog.fragments(row)],
         }
 

@@ -36,7 +36,7 @@ class Copy:
     urgency: Urgency
     deadline_at: float = float("inf")
     client: int = 0
-    in_one: bool = False  # one thread makes all of it, whoever else has nothing to do
+    in_one: bool = False  # one thread makes all of it, also when others are idle
 
 
 @dataclass(slots=True)

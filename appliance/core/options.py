@@ -15,7 +15,7 @@ WriteMode: TypeAlias = Literal["spill", "idle", "through"]
 
 @dataclass(frozen=True, slots=True)
 class TenantQuota:
-    """What one tenant may take of what everybody shares; quotas.py says how it is counted."""
+    """What one tenant may take of what all tenants share; quotas.py says how it is counted."""
 
     memory_bytes: Mapping[Tier, int] = field(default_factory=dict)  # tiers not in it have no limit
     pinned_bytes: int | None = None

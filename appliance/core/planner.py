@@ -182,9 +182,10 @@ class Planner:
         return self.core.outbox.take()
 
     def answer(self, event: ev.Event, now: float) -> list[Instruction]:
-        """Do the first half of `handle`: what callers wait for. For a shell that sends answers before it asks
-        for the second half, `follow_up`, which otherwise comes with the next event: a get whose load landed
-        is answered without waiting for evictions and policies. The decisions are those of `handle`."""
+        """Do the first half of `handle`: what callers wait for.
+        For a shell that sends answers before it asks for the second half, `follow_up`, which otherwise comes
+        with the next event: a get is answered when its load landed, before evictions and policies. The
+        decisions are those of `handle`."""
         self._answer(event, now)
         return self.core.outbox.take()
 

@@ -1,8 +1,7 @@
-"""Results: what the planner answers to a call, wrapped in a `Reply` (instructions.py) by whoever answers.
+"""Results: what the planner answers to a call, wrapped in a `Reply` (instructions.py).
 
-Dumb values, one class per answer; the services turn them into messages. A `Refusal` is an operating error and
-may answer any call.
-"""
+Plain values, one class per answer; the services turn them into messages. A `Refusal` is an operating error
+and may answer any call."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,8 @@ class Refusal:
 
 @dataclass(slots=True)
 class NamespaceResult:
+    """A registered namespace: its short name, and the raw bytes of its fragments by layer group."""
+
     namespace_id: int
     digest: bytes
     fragment_bytes: list[int]
@@ -40,9 +41,9 @@ class ReadyFragment(NamedTuple):
 
 
 class ReadyFragments:
-    """Fragments a lease may read, in columns of equal length: a long prompt has ten thousand, and an object
-    for each would cost more than copying it does. Iterating gives ReadyFragment.
-    `known`: the ladder's tiers."""
+    """Fragments a lease may read, in columns of equal length. Iterating gives ReadyFragment.
+    A long prompt has ten thousand, and an object for each would cost more than copying it does. `known`: the
+    ladder's tiers."""
 
     def __init__(self, known: Sequence[Tier] = STANDARD_TIERS) -> None:
         self._known = known
@@ -109,6 +110,8 @@ class ReadyFragments:
 
 @dataclass(slots=True)
 class AcquireResult:
+    """One answer to an acquire: what became readable under its lease, of `num_blocks` blocks in all."""
+
     lease_id: int
     num_blocks: int
     ready: ReadyFragments
@@ -125,44 +128,60 @@ class AcquireResult:
 
 @dataclass(slots=True)
 class ReleaseResult:
+    """How many of the leases were unknown."""
+
     num_unknown: int
 
 
 @dataclass(slots=True)
 class KeepAliveResult:
+    """The leases that could not be extended."""
+
     expired: list[int]
 
 
 @dataclass(slots=True)
 class ReserveResult:
+    """A reservation, 0 when no block needs bytes. outcomes: a PutOutcome per block."""
+
     reservation_id: int
     outcomes: bytes
 
 
 @dataclass(slots=True)
 class PutResult:
+    """The end of a put. outcomes: a PutOutcome per block."""
+
     outcomes: bytes
 
 
 @dataclass(slots=True)
 class PinResult:
+    """A pin, and how many blocks it keeps."""
+
     pin_id: int
     num_blocks: int
 
 
 @dataclass(slots=True)
 class PrefetchResult:
+    """How many blocks were found, and how many of them begin to come up."""
+
     num_blocks: int
     num_promoted: int
 
 
 @dataclass(slots=True)
 class CountResult:
+    """How many blocks a call was about."""
+
     count: int
 
 
 @dataclass(slots=True)
 class EvictResult:
+    """What an eviction by hand achieved."""
+
     num_blocks: int
     num_bytes: int
     num_readable: int  # of the blocks: still readable, from other tiers

@@ -348,9 +348,7 @@ def test_a_store_that_failed_is_asked_again_and_comes_back(
     async def main() -> None:
         recorder = Recorder()
         recorder.fails = True
-        planner = ScriptedPlanner(
-            [ev.StoreNamespace(IDENTITY) if verb == "store_namespace" else ev.FreeSegment(7)]
-        )
+        planner = ScriptedPlanner([StoreNamespace(IDENTITY) if verb == "store_namespace" else FreeSegment(7)])
         appliance = build(planner, recorder)
         appliance.step(ev.Tick())
         await until_told(planner, ev.TierLost)

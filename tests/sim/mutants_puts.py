@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvtier.appliance.core.requests import puts, writes
+from kvtier.appliance.core.requests import put_job, write_requests
 
 Patch = tuple[Any, str, Any]
 
@@ -28,12 +28,12 @@ def death_frees_slots() -> list[Patch]:
                 if not job.is_committed:
                     job.abort()
 
-    return [(writes.Writes, "client_gone", client_gone)]
+    return [(write_requests.WriteRequests, "client_gone", client_gone)]
 
 
 def timeout_frees_slots() -> list[Patch]:
     """So does a put whose time is over."""
-    expire = writes.Writes.expire
+    expire = write_requests.WriteRequests.expire
 
     def force(self: Any, now: float) -> None:
         for job in self._jobs.values():
@@ -41,24 +41,24 @@ def timeout_frees_slots() -> list[Patch]:
                 _free_places_being_written(job)
         expire(self, now)
 
-    return [(writes.Writes, "expire", force)]
+    return [(write_requests.WriteRequests, "expire", force)]
 
 
 def acknowledged_early() -> list[Patch]:
     """A put does not wait for its copies."""
-    finish = puts.PutJob._finish_if_landed
+    finish = put_job.PutJob._finish_if_landed
 
     def early(self: Any) -> None:
         copying, self._num_copying = self._num_copying, 0
         finish(self)
         self._num_copying = copying
 
-    return [(puts.PutJob, "_finish_if_landed", early)]
+    return [(put_job.PutJob, "_finish_if_landed", early)]
 
 
 def reservation_leaks() -> list[Patch]:
     """What a put gives up for want of room keeps its places."""
-    return [(puts.PutJob, "_give_back", lambda self, block: None)]
+    return [(put_job.PutJob, "_give_back", lambda self, block: None)]
 
 
 #: Name, what is broken, how.

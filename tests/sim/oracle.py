@@ -357,7 +357,7 @@ class Oracle:
             "keepers": sum(catalog.num_keepers),
             "arriving bytes": sum(core.transitions.arriving_bytes.values()),
             "condemned bytes": sum(core.transitions.condemned_bytes.values()),
-            "floors": len(core.floors),
+            "floors": len(core.pin_floors),
             "cancelled": len(planner.copies._cancelled),
             "background": len(planner.copies._background),
             "urgent bytes": sum(planner.core.urgent_bytes.values()),

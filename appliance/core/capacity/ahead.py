@@ -10,14 +10,14 @@ again should the process die. When that happens is a setting, `write` of the col
 Puts come in bursts faster than any device writes; what is dirty when one begins is what it has to wait for.
 What is in both tiers takes room twice. From the watermark on that is at most MAX_DOUBLE of the cold store, so
 the newest blocks stay dirty where it is small; idle copies may take MAX_IDLE_DOUBLE of it: a store that is
-twice as large as memory takes all. A block whose record was lost while memory has it (dirty.py, `lost`) is
+twice as large as memory takes all. A block that lost its record while memory has it (dirty.py, `lost`) is
 copied again only into room that is free: a store smaller than memory would write itself in circles.
 
 An idle copy makes way: it begins only when nothing is on its way to or from the device, is of MAX_IDLE_BYTES
 at most, is made by one thread, and while clients ask there is one every PACE_S. So a load or spill that comes
 meanwhile waits for one such copy at most.
 
-Rejected: copying down who would leave next (only the ends of chains are candidates; the rest of a chain
+Rejected: copying down the next victim (only the ends of chains are candidates; the rest of a chain
 becomes one when they have left); the dearest first (a child without its parent is of no use after a restart,
 and with a budget of the size of the store nearly all is copied); letting clean blocks leave ahead of need,
 as it was before: a tenth of memory stood empty, and was missed; cancelling an idle copy (it is over sooner).
@@ -37,7 +37,7 @@ from .pressure import COPY_AHEAD, IDLE_COPY, Pressure
 MAX_DOUBLE: Final = 1 / 8
 #: The same for idle copies. What memory continues cannot be reclaimed, so the rest has to be for others.
 MAX_IDLE_DOUBLE: Final = 1 / 2
-#: Share of what may be on its way down for blocks whose room nobody needs yet.
+#: Share of what may be on its way down for blocks copied before their room is needed.
 AHEAD_SHARE: Final = 0.5
 #: Blocks begun in one step.
 MAX_STEPS: Final = 64

@@ -1,15 +1,14 @@
-"""ColdQuota: what a tenant may keep in the cold store, and which of its records go when it has reached that.
+"""ColdQuota: what a tenant may keep in the cold store, and which records are evicted beyond that.
 
-Segments mix tenants and come back whole, so a record that is given up leaves dead space until its segment is
-reclaimed; what is counted is payload that can be read. Who goes is the end of one of the tenant's oldest
+Segments mix tenants and come back whole, so an evicted record leaves dead space until its segment is
+reclaimed; what is counted is payload that can be read. Evicted is the end of one of the tenant's oldest
 chains: of a chain the end is worth least, and the order in which its blocks became known is the one order
 that costs nothing to keep.
 
 Rejected: refusing to spill at the limit. The store would keep for ever what happened to come first.
 
-A start finds every record whose segment is still there, also those that were given up: a log has no place for
-that to be written down. So a tenant may have more than its quota again, and what is too much goes at once.
-"""
+A start finds every record in segments that are still there, also evicted ones: a log has no place to write
+that down. So a tenant may have more than its quota again, and the excess is evicted at once."""
 
 from collections import defaultdict
 from itertools import islice

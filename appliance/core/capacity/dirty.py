@@ -1,14 +1,13 @@
-"""Dirty: blocks that memory has and the cold store has not, in the order in which they are to be copied down.
+"""Dirty: queues of blocks that memory has and the cold store has not, in the order of their copies down.
 
-Two lines. `puts` has what puts brought, in the order in which it came: that is nearly the order in which
-blocks become victims, has parents before children, and is known without asking any policy. `lost` has
-blocks that are in memory and whose record in the cold store is gone (a failed copy, a reclaimed segment, a
-record that failed verification). Lines are read lazily: what left memory or was copied meanwhile stays in its
-line until its turn, or until the line is swept because it names more bytes than memory can hold.
+`puts` has what puts brought, in the order in which it came: that is nearly the order in which blocks become
+victims, has parents before children, and is known without asking any policy. `lost` has blocks that are in
+memory and have lost their record in the cold store (a failed copy, a reclaimed segment, a record that failed
+verification). Queues are read lazily: what was evicted or copied meanwhile stays until its turn, or until the
+queue is swept because it names more bytes than memory can hold.
 
 Where blocks are copied only when memory fills (`is_complete` False), not all of them are needed: `lost` stays
-empty, and a line that is too long forgets its oldest. When a block is copied is decided in ahead.py.
-"""
+empty, and a queue that is too long forgets its oldest. When a block is copied is decided in ahead.py."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -49,8 +48,8 @@ class DirtyQueue:
         self.num_bytes += len(rows) * block_bytes
 
     def first(self, above_bytes: float = 0) -> int:
-        """Return the dirty block that waits longest; NO_ROW: none, or none among so many. What is in front
-        of it is taken out, as long as the line has more than `above_bytes`."""
+        """Return the dirty block that waits longest; NO_ROW: none, or none among MAX_LOOKS.
+        Removes what is in front of it, as long as the queue has more than `above_bytes`."""
         for _ in range(MAX_LOOKS):
             if self.num_bytes <= above_bytes:
                 break
@@ -77,8 +76,9 @@ class DirtyQueue:
         return [f"dirty: {self.num_bytes} bytes, not {num_bytes}"] if num_bytes != self.num_bytes else []
 
     def sweep(self, num_looks: int) -> None:
-        """Look at the next entries and keep those of dirty blocks, in order. A whole sweep leaves no more
-        than memory holds, and `num_looks` is more than what is appended meanwhile: a line stays bounded."""
+        """Look at the next entries and keep those of dirty blocks, in order.
+        A whole sweep leaves no more than memory holds, and `num_looks` is more than what is appended
+        meanwhile: a queue stays bounded."""
         for _ in range(min(num_looks, len(self._queue))):
             entry = self._queue.popleft()
             if self._dirty_row(entry[0]) != NO_ROW:
@@ -126,8 +126,8 @@ class Dirty:
             self._sweep(self.lost, 1)
 
     def complete(self) -> None:
-        """From now on all dirty blocks wait. Those that do not, too, in about the order in which they were
-        put. O(everything)."""
+        """Append the dirty blocks that do not wait yet, in about the order in which they were put.
+        From now on all of them wait. O(everything)."""
         self.is_complete = True
         if self._log_tier not in self._core.rooms:
             return
@@ -157,8 +157,8 @@ class Dirty:
         )
 
     def source_of(self, row: int) -> Tier:
-        """Return the tier to copy a dirty block from: the slowest that has a part of what is missing. What
-        comes from host memory costs the device nothing."""
+        """Return the tier to copy a dirty block from: the slowest that has a part of what is missing.
+        A copy from host memory costs the device nothing."""
         states, missing = self._core.catalog.state, State.ABSENT
         fragments = self._core.catalog.fragments(row)
         fastest, *slower = self._memory_tiers

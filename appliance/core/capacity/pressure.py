@@ -129,8 +129,8 @@ class Pressure:
         return step
 
     def shed(self, tier: Tier, num_bytes: int) -> bool:
-        """Evict or spill at least `num_bytes` of a tier, at most MAX_STEPS blocks at once. Returns whether
-        that is under way or done; False: no block can be evicted now."""
+        """Evict or spill at least `num_bytes` of a tier, at most MAX_STEPS blocks at once.
+        Returns whether that is under way or done; False: no block can be evicted now."""
         limit_bytes = self._core.rooms[tier].statistics().taken_bytes - num_bytes
         step = self._lower_to(limit_bytes, tier)
         self.start_spills()
@@ -184,8 +184,8 @@ class Pressure:
         )
 
     def copy_down(self, row: int, source: Tier, urgency: Urgency, *, what: str) -> bool:
-        """Decide the copies of what `source` has of a block and the cold store has not; `what` names them in
-        the story, COPY_AHEAD or IDLE_COPY. False: there is no room for any of it."""
+        """Decide the copies of what `source` has of a block and the cold store has not.
+        `what` names them in the story, COPY_AHEAD or IDLE_COPY. False: there is no room for any of it."""
         return self._spill(row, source, self._log_tier, urgency, archives=True, what=what)
 
     def is_cold_edge_busy(self) -> bool:

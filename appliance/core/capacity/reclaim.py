@@ -61,8 +61,8 @@ class Reclaim:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is deciding left to do now; the planner asks for a Tick soon. Not when it waits for
-        a copy or for room: whatever ends that is an event anyway, and ticking meanwhile would spin."""
+        """Whether blocks can be decided now: a Tick is due at once.
+        False while it waits for a copy or for room, which end with an event: ticking meanwhile would spin."""
         return self._segment is not None and bool(self._rows) and not self._is_blocked
 
     @property
@@ -161,7 +161,7 @@ class Reclaim:
             return
 
     def _live(self, segment: int) -> list[int]:
-        """Return the fragments whose record is in this segment now."""
+        """Return the fragments with a record in this segment now."""
         place = self._core.catalog.place[self._log_tier]
         listed = self._core.transitions.in_segment.get(segment, ())
         return [f for f in set(listed) if place[f] != NO_PLACE and extent_of(place[f]) == segment]
@@ -181,7 +181,7 @@ class Reclaim:
         """Copy one block's records forward or drop it; False when it must be tried again later."""
         catalog = self._core.catalog
         here = [f for f in catalog.fragments(row) if self._is_here(f)]
-        if not here:  # it was condemned since, and perhaps somebody holds what memory has of it
+        if not here:  # it was condemned since; what memory has of it may be held
             return True
         if catalog.num_holds[self._log_tier][row]:
             return False  # being read, or copied forward already
@@ -229,7 +229,7 @@ class Reclaim:
         for block in order:  # grows while it is walked: breadth first, parents before children
             in_memory = self._is_in_memory(block)
             touched = catalog.num_holds[self._log_tier][block] or catalog.num_keepers[block]
-            if touched or block in self._core.floors or (in_memory and block != row):
+            if touched or block in self._core.pin_floors or (in_memory and block != row):
                 return None
             order += catalog.children(block)
         if self._is_in_memory(row):

@@ -163,7 +163,7 @@ class Resizing:
         if extent_of(catalog.place[tier][fragment]) not in room.leaving:
             return None
         if catalog.state[tier][fragment] != State.RESIDENT or catalog.holds[tier][fragment]:
-            queue.append((handle, group))  # somebody reads or writes it; that ends with an event
+            queue.append((handle, group))  # it is being read or written; that ends with an event
             return None
         namespace = catalog.namespace_of(row)
         length = namespace.fragment_bytes[group]

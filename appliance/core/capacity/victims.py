@@ -1,14 +1,13 @@
-"""Victims: which domain's block is evicted when a domain needs room.
+"""Victims: the next block to be evicted when a domain needs room.
 
-An extent belongs to one isolation domain for its whole life, so once all extents are given out, a block that
-leaves makes room for its own domain only: evicting the coldest block of all would cost one tenant its
-blocks and help nobody. Policies know nothing of domains; so candidates of other domains that they name
-meanwhile are set aside here, each in its own domain's queue, cheapest first, and are taken from there when it
-is their turn. Each is named once, so a choice costs a constant on average.
+An extent belongs to one isolation domain for its whole life, so once all extents are given out, an eviction
+makes room for the block's own domain only: evicting the coldest block of all would cost one tenant its blocks
+and help no other. Policies know nothing of domains; so candidates of other domains that they name meanwhile
+are set aside here, each in its own domain's queue, cheapest first, and are taken from there when it is their
+turn. Each is named once, so a choice costs a constant on average.
 
 With one domain this is the policy itself. Rejected: a policy per domain. What they learn (and what is kept
-over a restart) would fall apart, and every restart of a domain would begin anew.
-"""
+over a restart) would fall apart, and every restart of a domain would begin anew."""
 
 import heapq
 from typing import NamedTuple
@@ -40,10 +39,8 @@ class Victims:
         self._domains: set[int] = set()
 
     def choose(self, tier: Tier, domain: int | None) -> Victim | None:
-        """Return the next candidate of `domain` (None: of any) to leave `tier`, None when there is none.
-
-        Like a policy's answer it may be out of date; the caller checks.
-        """
+        """Return the next candidate of `domain` (None: of any) in `tier`, None when there is none.
+        Like a policy's answer it may be out of date; the caller checks."""
         policy, now = self._core.policies.evictions[tier], self._core.now
         if not self._is_divided():
             return policy.choose(now)
@@ -89,8 +86,8 @@ class Victims:
         heapq.heappush(self._aside.setdefault((tier, self._domain_of(victim.row)), []), entry)
 
     def _settled(self, tier: Tier, domain: int) -> list[_Aside]:
-        """Return a domain's queue with somebody in front who is still what was set aside. Who was used
-        meanwhile goes back to the policy, which knows what that is worth."""
+        """Return a domain's queue; its first candidate was not used since it was set aside.
+        Those that were go back to the policy, which knows what that is worth."""
         queue = self._aside.get((tier, domain), [])
         catalog = self._core.catalog
         while queue:

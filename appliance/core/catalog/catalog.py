@@ -1,17 +1,16 @@
 """The catalog: the metadata of all blocks, in columns.
 
 A block is a row number; a fragment is a row number in a second table; one attribute is one `array`. At a
-million fragments an object per block would cost kilobytes and a garbage-collector pass per second;
-columns cost about 0.3 KiB a block (bench/catalog.py prints it) and survive `gc.freeze`. numpy columns were
-rejected for the live tables: reading one scalar costs three times as much as from `array`. They are
-used where a million rows arrive at once, in recovery.py.
+million fragments an object per block would cost kilobytes and a garbage-collector pass per second; columns
+cost about 0.3 KiB a block (bench/catalog.py prints it) and survive `gc.freeze`. numpy columns were rejected
+for the live tables: reading one scalar costs three times as much as from `array`. They are used where a
+million rows arrive at once, in recovery.py.
 
-The prefix tree is in the columns too: parent, first child, siblings. A row exists as long as it has a
-place anywhere, a child, or somebody who keeps it; rows without bytes are a miss for everyone.
+The prefix tree is in the columns too: parent, first child, siblings. A row exists as long as it has a place
+anywhere, a child, or a keeper; rows without bytes are misses.
 
-`Catalog` adds, links and removes rows. Which fragment is where is written by transitions.py only, and
-which block may be evicted is decided by rules.py.
-"""
+`Catalog` adds, links and removes rows. Which fragment is where is written by transitions.py only, and which
+block may be evicted is decided by rules.py."""
 
 from array import array
 from collections.abc import Sequence
@@ -61,8 +60,9 @@ class NamespaceEntry:
 
 
 class Catalog:
-    """Columns of blocks and fragments for the tiers of a ladder, read by all parts of the core. Those that
-    say where fragments are, and what holds them, are written by `Transitions` only; a new row has zeros."""
+    """Columns of blocks and fragments for the tiers of a ladder, read by all parts of the core.
+    Those that say where fragments are, and what holds them, are written by `Transitions` only; a new row has
+    zeros."""
 
     def __init__(self, ladder: Ladder = STANDARD) -> None:
         self.ladder = ladder
@@ -97,9 +97,9 @@ class Catalog:
         self.state = [array("B") for _ in ladder.tiers]
         self.holds = [array("I") for _ in ladder.tiers]
         self.encoding = array("H")  # of its record in the cold store; AS_IT_IS when there is none
-        #: Fragments whose encoded bytes were too long: their blocks are stored as they are. Sparse.
+        #: Fragments that were too long encoded: their blocks are stored as they are. Sparse.
         self.unfit: set[int] = set()
-        #: Fragments whose bytes were decoded from a lossy record: they lose nothing more. Sparse.
+        #: Fragments decoded from a lossy record: they lose nothing more. Sparse.
         self.spent: set[int] = set()
         #: Prefix hash of the parent of blocks that recovery found without it: their records name it.
         self.lost_parent: dict[int, bytes] = {}
@@ -180,8 +180,7 @@ class Catalog:
         self.remove_run((row,))
 
     def remove_run(self, rows: Sequence[int]) -> None:
-        """Forget blocks of one namespace that have no place and no keeper, and no child or parent except
-        among themselves."""
+        """Forget blocks of one namespace that have no place, no keeper and no relatives but themselves."""
         namespace = self.namespaces[self.namespace_id[rows[0]]]
         shards, names = namespace.rows.shards, self.prefix_hash
         parent, first_child, serial = self.parent, self.first_child, self.serial

@@ -56,8 +56,8 @@ def _check_row(catalog: Catalog, row: int) -> list[str]:
 
 
 def check_books(core: CoreState, forwards: Iterable[tuple[int, int]]) -> list[str]:
-    """Audit invariant 15: sums of bytes by tier and state, and by namespace; that no place is taken twice;
-    live records by segment. `forwards`: (place, bytes) of records being copied forward."""
+    """Audit invariant 15: bytes by tier and state and by namespace, places, records by segment.
+    `forwards`: (place, bytes) of records being copied forward."""
     catalog, transitions, log_tier = core.catalog, core.transitions, core.ladder.log_tier
     problems = []
     taken = set()

@@ -1,10 +1,9 @@
 """CoreState: what all parts of the planner work on. One object, given to each of them.
 
 Options, policies in force and the time are read from here and nowhere else, so that a change of policy is one
-assignment. Which part may write what: `catalog` rows by requests and recovery, the state columns by
-`transitions` only, `options`, `policies` and `choice` by changes.py, `now` by planner.py, `offline` by
-TierLost, `floors` by pins.py, `writers` by put_job.py.
-"""
+assignment. Writers: `catalog` rows by requests and recovery, the state columns by `transitions` only,
+`options`, `policies` and `choice` by changes.py, `now` by planner.py, `offline` by TierLost, `pin_floors` by
+pins.py, `writers` by put_job.py."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -65,7 +64,7 @@ class CoreState:
         #: Tiers that do not work now.
         self.offline: set[Tier] = set()
         #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
-        self.floors: dict[int, list[Tier]] = {}
+        self.pin_floors: dict[int, list[Tier]] = {}
         #: Reservation of the put that writes a block, by row, until that put ends.
         self.writers: dict[int, int] = {}
         self.facts = PolicyFacts(self.catalog, secret)
@@ -87,8 +86,8 @@ class CoreState:
         self.listeners = PolicyListeners(self.policies)
 
     def build_policies(self, choice: PolicyChoice, shared: Mapping[str, Any] | None = None) -> PolicySet:
-        """Build the policies of `choice` for the tiers as large as they are now. `shared`: learners to go on
-        with, by name. Raises ValueError."""
+        """Build the policies of `choice` for the present sizes of the tiers.
+        `shared`: learners to go on with, by name. Raises ValueError."""
         capacities = {tier: room.statistics().capacity_bytes for tier, room in self.rooms.items()}
         return build(
             choice,

@@ -1,15 +1,14 @@
 """PolicyFacts: the catalog as policies see it. Names of one isolation domain mean nothing in another one.
 
-A block key has the namespace in it, and the namespace its domain; but a policy knows by name alone what left
-and may come back, and what a shadow of it holds. Were that the runtime's name, a tenant's put of a prompt
-that another tenant had stored would be priced as a return: its blocks would stay longer, and the decision
-take longer, than those of a prompt that nobody knows. So a policy hears a name combined with a secret of the
-domain. The common domain's names stay as they are, which costs nothing where there are no tenants.
+A block key has the namespace in it, and the namespace its domain; but a policy knows by name alone what was
+evicted and may come back. Were that the runtime's name, a tenant's put of a prompt that another tenant had
+stored would be priced as a return: its blocks would stay longer, and the decision take longer, than those of
+an unknown prompt. So a policy hears a name combined with a secret of the domain. The common domain's names
+stay as they are, which costs nothing where there are no tenants.
 
-The secret is an input, as all chance is here: the daemon draws one in each life, so what policies keep over
-a restart forgets which of the tenants' blocks had left. XOR is enough: what comes of it is compared and
-never shown, and who knows no secret cannot choose a name that meets another domain's.
-"""
+The secret is an input, as all chance is here: the daemon draws one in each life, so what policies keep over a
+restart forgets which of the tenants' blocks had been evicted. XOR is enough: the result is compared and never
+shown, and without the secret no name can be chosen that meets another domain's."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -20,7 +19,7 @@ from .catalog import Catalog
 
 
 class PolicyFacts:
-    """Implements BlockFacts over a catalog, whose columns grow and are never replaced."""
+    """Implements BlockFacts over a catalog. Its columns grow and are never replaced."""
 
     def __init__(self, catalog: Catalog, secret: bytes) -> None:
         self._catalog = catalog

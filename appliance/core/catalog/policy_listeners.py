@@ -18,8 +18,7 @@ HearRows: TypeAlias = Callable[[Sequence[int]], None]
 
 @dataclass(slots=True)
 class Listener:
-    """What a part of the core wants to hear: of uses and of what left a tier before the policies, of what
-    was put after them."""
+    """The callbacks of a part of the core: `used` and `left` run before the policies', `stored` after."""
 
     used: HearUse | None = None
     left: Mapping[Tier, HearRows] = field(default_factory=dict)
@@ -35,12 +34,12 @@ class PolicyListeners:
 
     def gather(self, policies: PolicySet) -> None:
         """Tell these from now on, and the parts of the core that joined."""
-        everyone = policies.observers
-        self._used: list[HearUse] = [o.used for o in everyone if type(o).used is not Observer.used]
-        self._stored: list[HearUse] = [o.stored for o in everyone if type(o).stored is not Observer.stored]
-        self._forgotten = [o.forgotten for o in everyone if type(o).forgotten is not Observer.forgotten]
+        observers = policies.observers
+        self._used: list[HearUse] = [o.used for o in observers if type(o).used is not Observer.used]
+        self._stored: list[HearUse] = [o.stored for o in observers if type(o).stored is not Observer.stored]
+        self._forgotten = [o.forgotten for o in observers if type(o).forgotten is not Observer.forgotten]
         self._session_changed = [
-            o.session_changed for o in everyone if type(o).session_changed is not Observer.session_changed
+            o.session_changed for o in observers if type(o).session_changed is not Observer.session_changed
         ]
         self._left: dict[Tier, list[HearRows]] = {
             tier: [policy.left]

@@ -3,9 +3,8 @@
 The cold store hands over arrays; this turns them into rows of the catalog and books of the segment log. The
 only step per block is the insertion into the table of prefix hashes, done by `dict(zip(...))` in C.
 
-What arrives may have holes: a block with a missing fragment is a miss until it is put again; a block
-whose parent is missing is kept, unreachable, until the parent comes back or its segment is reclaimed.
-"""
+What arrives may have holes: a block with a missing fragment is a miss until it is put again; a block without
+its parent is kept, unreachable, until the parent comes back or its segment is reclaimed."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -36,13 +36,13 @@ class Residency(Rules):
     # --------------------------------------------------------------------------------------- steps
 
     def arrive(self, fragment: int, tier: Tier, place: int, encoding: int = AS_IT_IS) -> None:
-        """A place was reserved and its copy is queued (or promised): takes the copy's hold. `encoding`: of
-        the record, when the tier is the cold store."""
+        """Note that a place was reserved and its copy is queued or promised; takes the copy's hold.
+        `encoding`: of the record, when the tier is the cold store."""
         self.core.transitions.reserve(fragment, tier, place, encoding)
 
     def land(self, fragment: int, tier: Tier, label: FragmentLabel) -> None:
-        """The bytes arrived, with the checksum in `label`: readable from now on. Gives the copy's hold
-        back."""
+        """Make a fragment readable: its bytes arrived, with the checksum in `label`.
+        Gives the copy's hold back."""
         catalog = self._catalog
         self.core.transitions.land(fragment, tier, label)
         row, place = catalog.block_of[fragment], catalog.place[tier][fragment]
@@ -62,7 +62,7 @@ class Residency(Rules):
             self.core.story.tell(self.core.now, catalog.prefix_hash[row], self.core.stored_in[tier])
 
     def fail(self, fragment: int, tier: Tier, cause: Cause) -> None:
-        """The bytes will not arrive: the place goes back. Gives the copy's hold back."""
+        """Give a place back into which the bytes will not arrive, with the copy's hold."""
         catalog = self._catalog
         row = catalog.block_of[fragment]
         if cause is Cause.DOES_NOT_FIT:
@@ -78,12 +78,11 @@ class Residency(Rules):
         self.offer(row, tier)  # its other fragments, if any: this copy was the last thing to hold it
 
     def evict(self, row: int, tier: Tier, reason: str, victim: Victim | None = None) -> int:
-        """A block leaves a tier. `may_leave` must hold, or of the cold store `why_in_store` be empty. Returns
-        the bytes freed.
+        """Evict a block from a tier. Returns the bytes freed.
 
-        `victim`: what the policy said of it, when a policy chose. `reason`: another one is told of a block
-        that could not be read any more.
-        """
+        `may_leave` must hold, or of the cold store `why_in_store` be empty. `victim`: what the policy said of
+        it, when a policy chose. `reason`: for the story; a block that could not be read any more has another
+        one."""
         is_asked = tier == self._log_tier and reason == ADMINISTRATOR
         may_leave = not self.why_in_store(row) if is_asked else self.may_leave(row, tier)
         assert may_leave, self.core.story.words(self._catalog.prefix_hash[row])
@@ -107,8 +106,8 @@ class Residency(Rules):
         return Verdict(victim.price, victim.runner_up, self._catalog.prefix_hash[row] if row >= 0 else b"")
 
     def condemn(self, fragment: int, tier: Tier, reason: str, verb: str = "condemned") -> None:
-        """What is there must not be read any more (it failed verification). Its place is freed when the
-        last hold on it ends. `verb`: what the story and the counters call it."""
+        """Make a fragment unreadable in a tier (it failed verification).
+        Its place is freed when the last hold on it ends. `verb`: what the story and the counters call it."""
         catalog = self._catalog
         if catalog.state[tier][fragment] != State.RESIDENT:
             return
@@ -122,15 +121,15 @@ class Residency(Rules):
             self._quiet(row, fragment, tier)
 
     def may_move(self, fragment: int, tier: Tier) -> bool:
-        """Whether a fragment that was copied inside its tier may be there from now on. In memory only when
-        only the copy touches the old place: a reader was told where that is."""
+        """Whether a fragment that was copied inside its tier may be there from now on.
+        In memory only when nothing but the copy holds the old place: a reader was told where that is."""
         catalog = self._catalog
         if tier == self._log_tier:
             return True
         return catalog.state[tier][fragment] == State.RESIDENT and catalog.holds[tier][fragment] == 1
 
     def move(self, fragment: int, tier: Tier, place: int) -> None:
-        """A fragment was copied inside its tier: same bytes, new place."""
+        """Give a fragment that was copied inside its tier its new place: same bytes."""
         catalog = self._catalog
         old = self.core.transitions.move(fragment, tier, place)
         if tier != self._log_tier:
@@ -142,8 +141,7 @@ class Residency(Rules):
             self._settle(tier, place)
 
     def abandon_place(self, fragment: int, tier: Tier, place: int) -> None:
-        """A fragment was not copied inside its tier after all: the new place is given back, the old one
-        stays."""
+        """Give back the new place of a fragment that was not copied inside its tier after all."""
         if tier == self._log_tier:
             self._settle(tier, place)
         self.core.rooms[tier].release(place, self._catalog.stored_length(fragment, tier))
@@ -151,7 +149,7 @@ class Residency(Rules):
     # --------------------------------------------------------------------------------------- holds
 
     def drop(self, fragment: int, tier: Tier) -> None:
-        """A reader, writer or copy let go of a fragment. A condemned place is freed by the last one."""
+        """Undo one hold on a fragment. A condemned place is freed by the last one."""
         if self.core.transitions.drop(fragment, tier):
             return
         catalog = self._catalog
@@ -238,7 +236,7 @@ class Residency(Rules):
                 if placed[row]:
                     return
             parent = catalog.parent[row]
-            self._floors.pop(row, None)
+            self._pin_floors.pop(row, None)
             self.core.listeners.forgotten((row,))
             catalog.remove(row)
             if parent != NO_ROW:
@@ -258,7 +256,7 @@ class Residency(Rules):
             self.seal_full_segments(room)
 
     def seal_full_segments(self, log: SegmentLog) -> None:
-        """Seal the segments that are full and quiet. One may become both when a copy ends, and when a
-        record finds no room in it any more."""
+        """Seal the segments that are full and quiet.
+        One may become both when a copy ends, and when a record finds no room in it any more."""
         for number in log.take_segments_to_seal():
             self.core.outbox.emit(SealSegment(number))

@@ -1,12 +1,11 @@
-"""Rules: what protects a block from leaving a tier (invariants 3, 4, 5 of docs/invariants.md, and pins).
+"""Rules: what protects a block from being evicted from a tier (invariants 3, 4 and 5, and pins).
 
-Questions only; the steps are in residency.py, and every step that lets a block go asks here. Nothing is
-remembered beyond the catalog, so no answer can be out of date. Each is about one block: who is to go of those
-that may is for policies to say.
+Questions only; the steps are in residency.py, and every step that evicts asks here. Nothing is remembered
+beyond the catalog, so no answer can be out of date. Each is about one block: which of those that may be
+evicted is evicted is for policies to say.
 
 A tier has *something* of a block when one fragment can be read there, and blocks are asked about fragment by
-fragment: half of one may be in memory and half in the cold store (docs/decisions/0017-half-blocks.md).
-"""
+fragment: half of one may be in memory and half in the cold store (docs/decisions/0017-half-blocks.md)."""
 
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ CONTINUED = "needed by blocks that continue them"
 
 
 class Rules:
-    """Says which blocks may be evicted from which tier. Reads the catalog; changes nothing."""
+    """Questions about what may be evicted where. Reads the catalog; changes nothing."""
 
     def __init__(self, core: CoreState) -> None:
         self._catalog = core.catalog
@@ -36,12 +35,12 @@ class Rules:
         is_slower_memory = [put_tier < tier < self._log_tier for tier in self._tiers]
         self._faster = [() if is_slower_memory[tier] else core.ladder.above(tier) for tier in self._tiers]
         self._offline = core.offline
-        self._floors = core.floors
+        self._pin_floors = core.pin_floors
 
     def is_candidate(self, row: int, tier: Tier) -> bool:
-        """Whether a block may be demoted out of a tier: invariants 3 (nothing touches it), 4 (no session
-        decodes on it), the first half of 5 (no child in the same tier, nor in a faster one unless the block
-        itself is there, too), and its pins."""
+        """Whether a block may be demoted out of a tier.
+        Invariants 3 (nothing holds it), 4 (no session decodes on it), the first half of 5 (no child in the
+        same tier, nor in a faster one unless the block itself is there, too), and its pins."""
         catalog = self._catalog
         if catalog.num_keepers[row] or catalog.num_holds[tier][row] or catalog.num_resident[tier][row] == 0:
             return False
@@ -52,16 +51,18 @@ class Rules:
                 return False
         # A floor in a slower tier does not forbid the copy that takes the block there.
         return (
-            row not in self._floors or min(self._floors[row]) > tier or self._above_floor_without(row, tier)
+            row not in self._pin_floors
+            or min(self._pin_floors[row]) > tier
+            or self._above_floor_without(row, tier)
         )
 
     def may_leave(self, row: int, tier: Tier) -> bool:
-        """Whether a block may leave a tier now: a candidate that leaves no child behind (the second half
-        of invariant 5). Who is out of reach cannot be left behind: what continues a block that cannot be
-        read whole, or is in a tier that is offline."""
+        """Whether a block may be evicted from a tier now: a candidate that leaves no child behind.
+        That is the second half of invariant 5. What cannot be reached cannot be left behind: the children of
+        a block that cannot be read whole, or is in a tier that is offline."""
         if not self.is_candidate(row, tier):
             return False
-        if row in self._floors and not self._above_floor_without(row, tier):
+        if row in self._pin_floors and not self._above_floor_without(row, tier):
             return False
         return (
             self._catalog.first_child[row] == NO_ROW
@@ -71,18 +72,16 @@ class Rules:
         )
 
     def why_in_store(self, row: int) -> str:
-        """Return why a block has to stay in the cold store when an administrator empties it; empty: it may
-        leave.
+        """Return why a block stays when an administrator empties the cold store; empty: it may be evicted.
 
-        Less is protected than by `may_leave`: what memory has whole may leave although a block in memory
-        continues it. After a restart neither would be found.
-        """
+        Less is protected than by `may_leave`: what memory has whole may be evicted although a block in memory
+        continues it. After a restart neither would be found."""
         catalog, tier = self._catalog, self._log_tier
         if catalog.num_keepers[row]:
             return KEPT
         if catalog.num_holds[tier][row] or not catalog.num_resident[tier][row]:
             return READ
-        if row in self._floors and not self._above_floor_without(row, tier):
+        if row in self._pin_floors and not self._above_floor_without(row, tier):
             return PINNED
         if catalog.num_children_placed[tier][row]:
             return CONTINUED
@@ -102,8 +101,8 @@ class Rules:
         return all(self._is_in_any(fragment, others) for fragment in catalog.fragments(row))
 
     def is_spare_half(self, row: int, tier: Tier) -> bool:
-        """Whether the cold store has only a part of a block that can be read whole without it: that part is
-        of no use to what continues the block, neither now nor after a restart."""
+        """Whether the cold store has only a part of a block that can be read whole without it.
+        That part is of no use to what continues the block, neither now nor after a restart."""
         return (
             tier == self._log_tier
             and self._catalog.num_resident[tier][row] < self._catalog.namespace_of(row).num_groups
@@ -130,7 +129,7 @@ class Rules:
 
     def _above_floor_without(self, row: int, tier: Tier) -> bool:
         """Whether all that a pinned block has at or above its floor is still there after it left `tier`."""
-        floor = min(self._floors[row])
+        floor = min(self._pin_floors[row])
         others = [other for other in self._tiers[: floor + 1] if other != tier]
         return tier > floor or self.is_covered(row, tier, others)
 

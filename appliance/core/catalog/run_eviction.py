@@ -92,8 +92,8 @@ class RunEviction:
         core.listeners.left(rows, tier)
         if nowhere:
             core.listeners.forgotten(nowhere)
-            for row in nowhere if core.floors else ():
-                core.floors.pop(row, None)
+            for row in nowhere if core.pin_floors else ():
+                core.pin_floors.pop(row, None)
             core.catalog.remove_run(nowhere)
         for parent in parents:
             residency.forget_if_nowhere(parent)
@@ -119,7 +119,7 @@ class RunEviction:
             return []
         faster = [catalog.num_children_placed[one] for one in core.rooms if one < tier]
         children, holds = catalog.num_children_placed[tier], catalog.num_holds[tier]
-        keepers, floors = catalog.num_keepers, core.floors
+        keepers, floors = catalog.num_keepers, core.pin_floors
         parent, first_child, next_sibling = catalog.parent, catalog.first_child, catalog.next_sibling
         run, child, row = [leaf], leaf, parent[leaf]
         while row >= 0 and len(run) < limit:

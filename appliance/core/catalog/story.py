@@ -93,9 +93,9 @@ class Story:
         max_lines: int = 20_000,
         about: Container[bytes | str] | None = None,
     ) -> list[Decision]:
-        """Return the last `limit` decisions whose `what` is one of `words`, newest first; blocks that went
-        together are one decision. Looks at the last `max_lines` lines at most, and `about` some subjects
-        only when that is given."""
+        """Return the last `limit` decisions with a `what` in `words`, newest first.
+        Blocks that were evicted together are one decision. Looks at the last `max_lines` lines at most, and
+        `about` some subjects only when that is given."""
         found: list[Decision] = []
         kind: tuple[object, ...] = ()
         for entry in islice(reversed(self._lines), max_lines):
@@ -127,6 +127,6 @@ def _with_prices(why: str, verdict: Verdict) -> str:
     if math.isnan(price):
         return why
     if math.isnan(next_price):
-        return f"{why}; price {price:.4g}, nobody else could go"
+        return f"{why}; price {price:.4g}, no other candidate"
     name = f" ({next_block.hex()[:8]})" if next_block else ""
     return f"{why}; price {price:.4g}, the next one{name} {next_price:.4g}"

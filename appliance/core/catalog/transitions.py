@@ -67,7 +67,7 @@ class Transitions:
         self._placed_in_log = placed[ladder.log_tier]
         #: `num_placed` of the memory tiers that take no puts.
         self._placed_beside = [placed[tier] for tier in ladder.memory_tiers if tier != ladder.put_tier]
-        #: Fragments whose place is (or was, until checked) in a segment of the cold store, by segment.
+        #: Fragments with a place (now or before; readers check) in a segment of the cold store, by segment.
         self.in_segment: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
         #: By tier: bytes that are promised to copies, readable, and unreadable but still touched.
         self.arriving_bytes = dict.fromkeys(ladder.tiers, 0)
@@ -80,8 +80,8 @@ class Transitions:
     # --------------------------------------------------------------------------- one fragment, one tier
 
     def reserve(self, fragment: int, tier: Tier, place: int, encoding: int = AS_IT_IS) -> None:
-        """ABSENT -> ARRIVING at `place`, held once by the copy that brings it. `encoding`: of its
-        record, when the tier is the cold store."""
+        """ABSENT -> ARRIVING at `place`, held once by the copy that brings it.
+        `encoding`: of its record, when the tier is the cold store."""
         catalog = self._catalog
         self._step(fragment, tier, Step.RESERVE)
         row = catalog.block_of[fragment]
@@ -202,8 +202,9 @@ class Transitions:
         return num_left
 
     def unkeep_run(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
-        """`unkeep` for each row (a row may occur more than once). Returns those without keepers that may now
-        leave memory as far as their children there say, and those that have no place anywhere."""
+        """`unkeep` for each row (a row may occur more than once). Returns two lists of rows without keepers:
+        those that may be evicted from memory as far as their children there say, and those that have no
+        place."""
         catalog, beside = self._catalog, self._placed_beside
         keepers, placed, in_log = catalog.num_keepers, catalog.num_placed[self._put_tier], self._placed_in_log
         children = catalog.num_children_placed[self._put_tier]
@@ -255,8 +256,9 @@ class Transitions:
         self.arriving_bytes[tier] += len(rows) * catalog.block_bytes(rows[0])
 
     def land_run(self, rows: Sequence[int], fragments: Sequence[int], checksums: Sequence[bytes]) -> None:
-        """`land` in the put tier and `drop` for all fragments of new blocks. rows, fragments: as in
-        `reserve_run`, and only the put touched them since. checksums: 16 bytes for each fragment."""
+        """`land` in the put tier and `drop` for all fragments of new blocks.
+        rows, fragments: as in `reserve_run`, and only the put touched them since. checksums: 16 bytes for
+        each fragment."""
         catalog, tier = self._catalog, self._put_tier
         states, holds = catalog.state[tier], catalog.holds[tier]
         lows, highs = catalog.checksum_low, catalog.checksum_high
@@ -279,9 +281,9 @@ class Transitions:
         self.num_resident[tier] += len(fragments)
 
     def withdraw_run(self, rows: Sequence[int], tier: Tier) -> int:
-        """First half of `evict` for a chain of whole blocks, deepest first, each the only child of the next
-        in the tier: none of them is a candidate any more, and their parent has one child less. Returns how
-        many the parent has left in the tier; NO_ROW: there is no parent. `evict_run` must follow."""
+        """Do the first half of `evict` for a chain of whole blocks, which are no candidates any more.
+        rows: deepest first, each the only child of the next in the tier. Returns how many children their
+        parent has left there; NO_ROW: there is no parent. `evict_run` must follow."""
         catalog = self._catalog
         num_resident = catalog.num_resident[tier]
         for row in rows:
@@ -294,8 +296,8 @@ class Transitions:
         return children[parent]
 
     def evict_run(self, rows: Sequence[int], tier: Tier) -> list[int]:
-        """Second half of `evict` for blocks of one namespace that `withdraw_run` took. Returns their places,
-        to be given back to the room of the tier: in memory, whatever their order."""
+        """Do the second half of `evict` for blocks of one namespace that `withdraw_run` took.
+        Returns their places, to be given back to the room of the tier: in memory, whatever their order."""
         catalog = self._catalog
         states, place_of = catalog.state[tier], catalog.place[tier]
         resident, absent = int(State.RESIDENT), int(State.ABSENT)
@@ -325,12 +327,11 @@ class Transitions:
         encodings: "npt.NDArray[np.uint16]",
         stored_bytes: int,
     ) -> None:
-        """`reserve` and `land` in the cold store, and `drop`, for the records of blocks that were appended to
-        the catalog at start; appends all their columns.
+        """`reserve` and `land` in the cold store, and `drop`, for the records of recovered blocks.
 
-        parents: (blocks,) rows, NO_ROW for none; every parent is one of these blocks. fragments: (records,)
-        fragment rows, each once. places, encodings: (records,) of each record. stored_bytes: of all of them.
-        """
+        Appends those columns of the blocks that the catalog does not append. parents: (blocks,) rows, NO_ROW
+        for none; every parent is one of these blocks. fragments: (records,) fragment rows, each once. places,
+        encodings: (records,) of each record. stored_bytes: of all of them."""
         catalog = self._catalog
         first_row, num_rows = len(catalog.num_keepers), len(parents)
         first_fragment, num_fragments = len(catalog.encoding), len(catalog.block_of) - len(catalog.encoding)

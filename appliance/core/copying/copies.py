@@ -83,10 +83,10 @@ class Copies:
         self._batches: dict[int, _Batch] = {}
         self._next_copy = 1
         self._listeners: dict[tuple[int, Tier], list[Listener]] = {}
-        #: Batches of promotions that no request waits for, and fragments whose copy is being cancelled.
+        #: Batches of promotions that no request waits for, and fragments with a copy being cancelled.
         self._background: dict[int, _Batch] = {}
         self._cancelled: set[tuple[int, Tier]] = set()
-        self._disowned: dict[int, frozenset[int]] = {}  # copies and whose fragments of them must not land
+        self._disowned: dict[int, frozenset[int]] = {}  # by copy: fragments of these namespaces do not land
         #: Records being read, per segment: a segment is not freed under a reader.
         self.num_reads_of_segment: dict[int, int] = {}
         #: Handles of blocks of which a fragment was too long once it was encoded.
@@ -135,8 +135,8 @@ class Copies:
     def start_run(
         self, run: FreshRun, spans: Sequence[tuple[int, int]], urgency: Urgency, client: int, owner: "Owner"
     ) -> None:
-        """Queue the copy of new blocks from the staging extent of `client`, one span per block, into the put
-        tier."""
+        """Queue the copy of new blocks from the staging extent of `client` into the put tier.
+        spans: one per block."""
         num_bytes = len(run.rows) * run.namespace.block_bytes
         batch = _Batch(None, self._put_tier, run.fragments, run.items(spans), num_bytes, urgency, owner, run)
         self._begin(batch, float("inf"), client)
@@ -174,7 +174,7 @@ class Copies:
                 self._core.outbox.emit(CancelCopy(copy))
 
     def is_cancelled(self, fragment: int, tier: Tier) -> bool:
-        """Whether the copy under way will hardly arrive: who wants the fragment begins anew afterwards."""
+        """Whether the copy under way will hardly arrive: another one is begun afterwards."""
         return (fragment, tier) in self._cancelled
 
     def disown(self, namespace_ids: frozenset[int]) -> None:
@@ -243,8 +243,8 @@ class Copies:
         return True
 
     def take_unfit(self) -> list[int]:
-        """Return the handles of blocks that are to be copied into the cold store again, as they are, because
-        a fragment was too long once it was encoded; and forget them."""
+        """Return and forget the handles of blocks to be copied into the cold store again, as they are.
+        A fragment of each was too long once it was encoded."""
         unfit, self._unfit = self._unfit, []
         return unfit
 
@@ -270,8 +270,8 @@ class Copies:
             outcome = CopyOutcome(Cause.TIER_OFFLINE)  # it landed, in memory that was lost a moment later
         if outcome.cause is None:
             if not label.checksum or (batch.source == self._log_tier and outcome.checksum):
-                # What a lossy codec decoded has a checksum of its own. The copy has ended: nobody else holds
-                # this label.
+                # What a lossy codec decoded has a checksum of its own. The copy has ended: this label
+                # is held here only.
                 label.checksum = outcome.checksum
             self._note_spent(batch, fragment, label)
             if batch.source is None:  # a record that was out of reach may be of other bytes than these
@@ -314,7 +314,7 @@ class Copies:
             if outcome.cause in LOST:
                 self._residency.condemn(fragment, source, outcome.cause.value)
         elif source == self._device_tier and outcome.cause is Cause.WRONG_CHECKSUM:
-            # What the host fetched is not what was put: nobody is to read it on the device either.
+            # What the host fetched is not what was put: it must not be read on the device either.
             self._residency.condemn(fragment, source, outcome.cause.value)
         self._residency.drop(fragment, source)
 

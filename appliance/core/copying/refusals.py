@@ -1,15 +1,14 @@
 """Refusals: a cold store that takes nothing.
 
 A file system that went read-only, or a disk that fails every write, is still good for reading, so the tier is
-not lost. But what has to be spilled before it leaves would never leave: memory would keep what it happens to
-hold, every put would wait for room until its deadline, and the same blocks would be written in vain as fast
-as the device says no. So after a few batches that it refused in a row nobody asks it for a while, and the
-coldest blocks go as where there is no slower tier. The same when it is full of what must not leave it
-(reclaim.py): what memory holds keeps that there, so nothing would ever change.
+not lost. But what has to be spilled before it is evicted would never be evicted: memory would keep what it
+happens to hold, every put would wait for room until its deadline, and the same blocks would be written in
+vain as fast as the device says no. So after MAX_REFUSALS refused batches in a row nothing is spilled for
+PAUSE_S, and the coldest blocks are evicted as where there is no slower tier. The same when it is full of what
+must stay there (reclaim.py): what memory holds keeps that there, so nothing would ever change.
 
 Rejected: giving the tier up (all that is stored there would be a miss), and doing so with the first refusal
-(a single bad sector would cost a second's worth of blocks that were acknowledged).
-"""
+(a single bad sector would cost a second's worth of blocks that were acknowledged)."""
 
 from collections.abc import Iterable
 from typing import Final

@@ -79,8 +79,8 @@ class WriteBudget:
         return {"as_of": self._as_of, "left_bytes": int(self._left), "hours": dict(self._hours)}
 
     def restore(self, state: dict[str, Any], as_of: float) -> None:
-        """Take over what `state` returned in an earlier life, in which its `as_of` was what is now `as_of`,
-        usually before 0. Raises ValueError, KeyError or TypeError for what `state` never returned."""
+        """Take over what `state` returned in an earlier life. `as_of`: its `as_of` on the present clock.
+        Raises ValueError, KeyError or TypeError for what `state` never returned."""
         shift = round((as_of - float(state["as_of"])) / HOUR_S)
         hours = {int(hour) + shift: int(count) for hour, count in state["hours"].items()}
         if any(count < 0 for count in hours.values()) or len(hours) > 2 * HOURS:

@@ -1,9 +1,8 @@
 """Loads: bringing fragments up to a faster tier. Shared by acquire, prefetch and pin.
 
-One fragment has one place per tier, so a fragment that is on its way already is never loaded twice: whoever
-wants it listens. Batches are cut by layer group, because prefill consumes layer 0 first: the mover
-orders them by urgency, deadline and group.
-"""
+One fragment has one place per tier, so a fragment that is on its way already is never loaded twice: a second
+request for it listens. Batches are cut by layer group, because prefill consumes layer 0 first: the mover
+orders them by urgency, deadline and group."""
 
 from collections import defaultdict
 
@@ -47,10 +46,10 @@ class Loads:
         return None
 
     def bring(self, fragment: int, target: Tier, listener: Listener | None) -> bool:
-        """Collect the load of one fragment, or join the one under way; False: no room yet, or the one under
-        way is being cancelled. In both cases it is right to try again when a copy has ended.
+        """Collect the load of one fragment, or join the one under way.
 
-        The fragment must not be RESIDENT in `target` and must be somewhere else, or arriving.
+        Returns False when there is no room yet, or the one under way is being cancelled: try again when a
+        copy has ended. The fragment must not be RESIDENT in `target` and must be somewhere else, or arriving.
         """
         core = self._core
         residency = self._residency
@@ -80,8 +79,8 @@ class Loads:
         return True
 
     def start(self, urgency: Urgency, deadline_at: float, owner: Owner | None = None) -> int:
-        """Start what was collected, earliest layers first, and hasten what was joined. Returns the number of
-        fragments started; `owner` hears about each of them."""
+        """Start what was collected, earliest layers first, and hasten what was joined.
+        Returns the number of fragments started; `owner` hears about each of them."""
         if self._joined:
             for target, fragments in self._joined.items():
                 self._copies.hasten(fragments, target, urgency, deadline_at)

@@ -1,10 +1,10 @@
-"""Prefetching: blocks that come up before anyone asks, and what became of them.
+"""Prefetches: blocks that are brought up ahead of their use, and what became of them.
 
-A policy (base.Prefetcher) says who is expected when; a session that arrives, and a client that asks, say so
-too. This module carries it out within bounds:
+A policy (base.Prefetcher) says which blocks are expected when; a session that arrives, and a client that
+asks, say so too. This module carries it out within bounds:
 
-    never ahead of demand    nothing begins while somebody waits for a load, the mover orders by urgency, and
-                             whoever needs a block that is on its way up hastens it
+    never ahead of demand    nothing begins while a request waits for a load, the mover orders by urgency, and
+                             a request for a block that is on its way up hastens it
     bounded                  bytes in flight, bytes not used yet, a share of the edge's bandwidth, and what
                              the account of its source allows (prefetch_account.py); what cannot fit is not
                              begun
@@ -123,8 +123,8 @@ class Prefetches:
         max_bytes: float = float("inf"),
         source: PrefetchAccount | None = None,
     ) -> int:
-        """Begin to bring blocks up into the put tier, parents first; what `max_bytes` cuts off follows when
-        there is room for it. Returns how many were begun."""
+        """Begin to bring blocks up into the put tier, parents first. Returns how many were begun.
+        What `max_bytes` cuts off follows when there is room for it."""
         core = self._core
         catalog = core.catalog
         num_blocks = num_bytes = 0
@@ -207,7 +207,7 @@ class Prefetches:
                 self._end(row, "wasted" if begun.landed_bytes else "cancelled", begun.landed_bytes)
 
     def give_up(self, rows: Iterable[int]) -> None:
-        """Their session has ended: nobody is expected any more."""
+        """Cancel what was begun for a session that has ended."""
         catalog, now = self._core.catalog, self._core.now
         rows = list(rows)
         if self._rests:
@@ -276,7 +276,7 @@ class Prefetches:
         )
 
     def _begin_due(self, now: float) -> None:
-        """Go on with what was cut, then begin what the prefetcher says; whoever arrived or said so first."""
+        """Go on with what was cut, then begin what the prefetcher says; known arrivals before forecasts."""
         rate = self._core.options.prefetch_bandwidth_fraction * self._core.costs.bandwidth_of(self._log_tier)
         earned = (now - self._allowed_at) * rate
         self._allowance_bytes = min(self._allowance_bytes + earned, max(rate * BURST_S, MIN_BURST_BYTES))
@@ -322,8 +322,8 @@ class Prefetches:
             self.bring(expected._replace(rows=expected.rows[:num_fitting]), urgency, max_bytes, source)
 
     def _serve_rests(self, rows: Sequence[int]) -> None:
-        """Whoever was expected is here and loads the rest of its chain itself: brought up behind its back, it
-        would come too late or twice."""
+        """Drop the rest of a chain that the expected session loads itself now.
+        Brought up beside that load it would come too late or twice."""
         catalog, used = self._core.catalog, set(rows)
         for rest in self._rests:
             first = catalog.row_of(rest.blocks[0]) if rest.blocks else NO_ROW

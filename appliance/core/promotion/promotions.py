@@ -89,8 +89,7 @@ class Promotions:
         self._count(below, self._device_tier, self._deliveries)
 
     def run(self) -> None:
-        """Begin what waits, as far as the bounds allow. After answers: making room could evict their
-        blocks."""
+        """Begin what waits, as far as the bounds allow. After answers: it could evict their blocks."""
         if not self._waiting or self._is_room_being_made():
             return
         core, catalog = self._core, self._core.catalog
@@ -131,7 +130,7 @@ class Promotions:
                 self._waiting.append(_Candidate(handle, target, first_at))
 
     def _is_room_being_made(self) -> bool:
-        """Whether room was asked for a moment ago, and something is on its way out of the first one's tier."""
+        """Whether room was asked for a moment ago, and a copy leaves the target tier."""
         core = self._core
         return core.now < self._room_asked_at + ROOM_S and any(
             core.bytes_in_flight.get(edge) for edge in core.ladder.ways_down[self._waiting[0].target]

@@ -137,8 +137,9 @@ class AcquireJob:
             self._finish()
 
     def repeat_for(self, call: int) -> None:
-        """Answer a retry of the same request like the first try; with nothing when its lease is over, for
-        the places it named may be others' by now, or when what it named was condemned since."""
+        """Answer a retry of the same request like the first try.
+        With nothing when its lease is over, for the places it named may be others' by now, or when what it
+        named was condemned since."""
         if not self._has_lease or not self._is_intact():
             self._core.outbox.emit(Reply(call, AcquireResult(0, 0, ReadyFragments(), True, 0.0)))
             return
@@ -147,7 +148,7 @@ class AcquireJob:
             self.calls.append(call)
 
     def _is_intact(self) -> bool:
-        """Whether everything that was reported may still be read by somebody new."""
+        """Whether everything that was reported may still be read by a new reader."""
         catalog = self._core.catalog
         return all(
             catalog.state[r.tier][catalog.first_fragment[self._rows[r.block]] + r.group] == State.RESIDENT
@@ -296,7 +297,7 @@ class AcquireJob:
             for row in reversed(self._rows):
                 self._residency.unkeep(row)
             if self._limit <= self.request.first_block and not self._all_ready:
-                self._leases.release(self.lease.id)  # nothing was reported: nobody will release it
+                self._leases.release(self.lease.id)  # nothing was reported: no client will release it
             self._on_done(self)
 
 

@@ -1,15 +1,14 @@
-"""Erasing: everything of a tenant is forgotten, in every tier, whoever holds it.
+"""Erasing: everything of a tenant is forgotten, in every tier, also what is held.
 
-What it held in the cold store is unreadable already when this begins: its key is gone. Here its blocks leave
-the catalog, so that memory keeps no copy and nobody asks a disk in vain. Copies that began before do not
-count as landed: a load may carry what was decrypted a moment ago, a spill would be found after a restart.
-The answer therefore waits for their ends, and until then the cold store gives the tenant no new key. A block
-somebody is reading becomes unreadable for everybody else at once, and its place is free when the reader lets
-go, as with any block that is condemned.
+What it had in the cold store is unreadable already when this begins: its key is gone. Here its blocks are
+removed from the catalog, so that memory keeps no copy and no disk is asked in vain. Copies that began before
+do not count as landed: a load may carry what was decrypted a moment ago, a spill would be found after a
+restart. The answer therefore waits for their ends, and until then the cold store gives the tenant no new key.
+A block that is being read becomes unreadable for all other readers at once, and its place is free when the
+reader lets go, as with any block that is condemned.
 
-In steps of bounded size, because a tenant may have a million blocks. What it puts meanwhile may go, too; what
-it puts after the answer stays.
-"""
+In steps of bounded size, because a tenant may have a million blocks. What it puts meanwhile may be forgotten,
+too; what it puts after the answer stays."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -55,8 +54,8 @@ class Erasing:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something left to forget: a Tick is due at once. Not while only copies under way
-        are waited for: their ends are events anyway."""
+        """Whether there are blocks left to forget: a Tick is due at once.
+        False while only copies under way are waited for: their ends are events anyway."""
         return bool(self._jobs) and not self._jobs[0].is_swept
 
     def begin(self, event: TenantErased) -> None:
@@ -67,8 +66,7 @@ class Erasing:
         self._core.story.count("tenants_erased")
 
     def run(self) -> None:
-        """Forget the next blocks; answer whoever asked when there are none left and nothing is under way that
-        began before."""
+        """Forget the next blocks; answer when none are left and no copy is under way that began before."""
         if not self._jobs:
             return
         job = self._jobs[0]

@@ -1,19 +1,19 @@
-"""Evicting: blocks leave a tier because an administrator asks for it.
+"""Evicting: blocks are evicted from a tier because an administrator asks for it.
 
-Memory gives up its coldest blocks in one step, or all of a namespace in many. The cold store gives up whole
+Memory evicts its coldest blocks in one step, or all of a namespace in many. The cold store gives up whole
 segments, oldest first, because space there comes back by the segment, and because a start finds every record
-whose segment is still there. So all that may leave of the blocks in those segments leaves, ends of chains
-first; what has to stay is copied forward and the segments are freed by reclaim (reclaim.py). The answer waits
-until the segments are forgotten durably: what left is not found again by a restart. (Of a namespace only the
-segments in which nothing lives any more are freed: what it shared one with may be found again.)
+in the segments that are still there. So of the blocks in those segments all that may be evicted is, ends of
+chains first; what has to stay is copied forward and the segments are freed by reclaim (reclaim.py). The
+answer waits until the segments are forgotten durably: what was evicted is not found again by a restart. (Of a
+namespace only the segments in which nothing lives any more are freed: what it shared one with may be found
+again.)
 
 A block in memory stays there, and is readable from there. It is dirty again: it is written to the cold store
-once more before it leaves memory, or by a drain.
+once more before it is evicted from memory, or by a drain.
 
 Rejected: emptying segments without asking what continues their blocks (what they hold of a chain would go,
-and the rest would be dead weight); copying forward what memory has, as reclaim does (nothing would leave a
-store whose chains are in memory, too).
-"""
+and the rest would be dead weight); copying forward what memory has, as reclaim does (no block would leave a
+store with all its chains in memory, too)."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -88,8 +88,8 @@ class Evicting:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are blocks left to decide: a Tick is due at once. Not while segments are freed: that
-        ends with events anyway."""
+        """Whether there are blocks left to decide: a Tick is due at once.
+        False while segments are freed: that ends with events anyway."""
         return bool(self._jobs) and not self._jobs[0].is_swept
 
     def begin(self, event: EvictRequested) -> None:
@@ -144,7 +144,7 @@ class Evicting:
         core = self._core
         residency, victims = self._residency, self._pressure.victims
         result = EvictResult(0, 0, 0, {})
-        stayed = []  # a block in a slower tier continues them: whoever needs their room spills them first
+        stayed = []  # a block in a slower tier continues them: they are spilled when their room is needed
         while (num_bytes == 0 or result.num_bytes < num_bytes) and (
             victim := victims.choose(tier, domain=None)
         ) is not None:
@@ -167,7 +167,7 @@ class Evicting:
         catalog = self._core.catalog
         rows = np.flatnonzero(column(catalog.num_placed[tier]))
         is_open = np.ones(len(rows), bool)
-        is_pinned = np.isin(rows, np.fromiter(self._core.floors, np.int64))
+        is_pinned = np.isin(rows, np.fromiter(self._core.pin_floors, np.int64))
         reasons = (
             (READ, column(catalog.num_holds[tier])[rows] > 0),
             (KEPT, column(catalog.num_keepers)[rows] > 0),
@@ -191,7 +191,7 @@ class Evicting:
             return READ
         if catalog.num_keepers[row]:
             return KEPT
-        return PINNED if row in core.floors else CONTINUED
+        return PINNED if row in core.pin_floors else CONTINUED
 
     def _is_readable(self, handle: int) -> bool:
         catalog = self._core.catalog
@@ -275,7 +275,7 @@ class Evicting:
         job.freed_bytes += residency.evict(row, job.tier, ADMINISTRATOR)
         job.num_blocks += 1
         job.num_readable += self._is_readable(handle)
-        for tier in self._core.ladder.memory_tiers:  # a part that nobody can read
+        for tier in self._core.ladder.memory_tiers:  # a part that cannot be read
             row = catalog.row_of(handle)
             if row != NO_ROW and catalog.tier_of(row) is None and residency.may_leave(row, tier):
                 residency.evict(row, tier, INCOMPLETE)

@@ -132,7 +132,7 @@ class LeaseTable:
         return lost
 
     def expire(self, now: float) -> None:
-        """Deal with the leases whose deadline (and grace) has passed."""
+        """End leases past their deadline and grace; those of local clients become overdue."""
         while self._deadlines and self._deadlines[0][0] + self._core.options.lease_grace_s <= now:
             _, lease_id = heapq.heappop(self._deadlines)
             lease = self._leases.get(lease_id)

@@ -67,7 +67,7 @@ class Pins:
         tenant = tenant_of(domain)
         self.bytes_of_tenant[tenant] = self.bytes_of_tenant.get(tenant, 0) + num_bytes
         for row in rows:
-            self._core.floors.setdefault(row, []).append(floor)
+            self._core.pin_floors.setdefault(row, []).append(floor)
             story = self._core.story
             story.tell(self._core.now, catalog.prefix_hash[row], "pinned", floor.label)
         return pin
@@ -90,15 +90,15 @@ class Pins:
             row = core.catalog.row_of(handle)
             if row == NO_ROW:
                 continue
-            core.floors[row].remove(pin.floor)
-            if not core.floors[row]:
-                del core.floors[row]
+            core.pin_floors[row].remove(pin.floor)
+            if not core.pin_floors[row]:
+                del core.pin_floors[row]
             for tier in self._core.ladder.tiers:
                 residency.offer(row, tier)
         return True
 
     def expire(self, now: float) -> None:
-        """End the pins whose time is over."""
+        """End the pins past their deadline."""
         while self._deadlines and self._deadlines[0][0] <= now:
             self.unpin(heapq.heappop(self._deadlines)[1])
 
@@ -119,7 +119,7 @@ class Pins:
             by_tenant[tenant_of(pin.domain)] += pin.num_bytes
         if by_tenant != self.bytes_of_tenant:
             return [f"pins: {self.bytes_of_tenant} bytes by tenant, their pins have {by_tenant}"]
-        actual = {row: sorted(floors) for row, floors in self._core.floors.items()}
+        actual = {row: sorted(floors) for row, floors in self._core.pin_floors.items()}
         if actual != {row: sorted(floors) for row, floors in expected.items()}:
             return ["pins: floors of blocks are not those of the living pins"]
         return []

@@ -80,7 +80,7 @@ class PutJob:
         self._fresh: list[FreshRun] = []
         self._taken: list[tuple[int, int]] = []
         self._spans: Sequence[tuple[int, int]] | None = None
-        self._num_copying = 0  # fragments whose bytes are on their way
+        self._num_copying = 0  # fragments, with bytes on their way
         self._parent = self._find_parent()
 
     @property
@@ -95,9 +95,8 @@ class PutJob:
     def advance(self) -> bool:
         """Decide and make room for the next blocks; True when all are decided.
 
-        At most MAX_STEP_BLOCKS at a time: whoever looks something up meanwhile does not wait for a
-        thousand evictions. The rest follows at the Tick that this asks for.
-        """
+        At most MAX_STEP_BLOCKS at a time, so that a lookup meanwhile does not wait for a thousand evictions.
+        The rest follows at the Tick that this asks for."""
         self.wants_turn = False
         hashes = self.request.prefix_hashes
         end_of_step = self._next + MAX_STEP_BLOCKS
@@ -164,9 +163,9 @@ class PutJob:
         return places
 
     def _newcomer(self, num_placed: int) -> Newcomer:
-        """Say who wants to come in: all blocks from the one to be decided next, but for the first
-        `num_placed`. What the last ones are says what the first ones are worth, so the policy hears of all of
-        them, whatever fits in one step."""
+        """Describe to admission what wants to come in: all blocks from the next one, without `num_placed`.
+        What the last ones are says what the first ones are worth, so the policy hears of all of them,
+        whatever fits in one step."""
         parent = self._parent if self._parent is not None else NO_ROW
         position = self._core.catalog.position[parent] + 1 if parent != NO_ROW else 0
         asked = self.request.prefix_hashes[self._next :]
@@ -187,7 +186,7 @@ class PutJob:
         return self._known_priorities
 
     def _decline_rest(self) -> None:
-        """What is stored is worth more than what is left of this put: nobody leaves for it."""
+        """Decline what is left of this put: what is stored is worth more."""
         num_declined = len(self.outcomes) - self._next
         self.outcomes[self._next :] = bytes([PutOutcome.DECLINED]) * num_declined
         self._next = len(self.outcomes)
@@ -417,7 +416,7 @@ class PutJob:
         self._on_done(self)
 
     def let_go(self) -> None:
-        """Give back what the job kept. Once, when it is done and everybody heard what became of it."""
+        """Give back what the job kept. Once, when it is done and sessions and policies were told."""
         writers, mine = self._core.writers, self.reservation_id
         for row in self._kept if writers else ():
             if writers.get(row) == mine:

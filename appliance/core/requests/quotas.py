@@ -1,14 +1,13 @@
-"""Quotas: what one tenant may take of what everybody shares.
+"""Quotas: what one tenant may take of what all tenants share.
 
     memory    extents of the memory tiers, given out when a domain first needs them (tiers/memory/shares.py)
     pinned    bytes that leases and pins of all its clients hold together
 
 A tenant is the first part of its isolation domains' names: `tenant:acme` and `tenant:acme/eu` share one
-quota. Whoever is at its limit makes room among its own blocks (victims.py), never at the cost of others.
+quota. A tenant at its limit makes room among its own blocks (victims.py), never at the cost of others.
 
 Rejected: counting a tenant's bytes in use at every reservation and release. Extents never change their
-domain, so the books of the room say it already, at no cost per block.
-"""
+domain, so the books of the room say it already, at no cost per block."""
 
 from ....tiers.block import Tier, tenant_of
 from ....tiers.memory.shares import Share

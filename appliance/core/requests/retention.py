@@ -19,7 +19,7 @@ SLACK = 1024  # ends that are not worth a new heap
 
 
 def hint_for(hints: Sequence[RetentionHint], token: int) -> RetentionHint | None:
-    """Return the last hint whose range contains a token."""
+    """Return the last hint with a token in its range."""
     for hint in reversed(hints):
         if hint.first_token <= token and (token < hint.end_token or not hint.end_token):
             return hint
@@ -29,8 +29,8 @@ def hint_for(hints: Sequence[RetentionHint], token: int) -> RetentionHint | None
 def highest_priorities(
     hints: Sequence[RetentionHint], position: int, count: int, block_tokens: int
 ) -> list[int]:
-    """Return, for each of so many blocks of a chain from a position on, the highest priority that hints give
-    it or one behind it."""
+    """Return the highest priority that hints give each block or one behind it.
+    The blocks are `count` blocks of a chain from `position` on."""
     tokens = range(position * block_tokens, (position + count) * block_tokens, block_tokens)
     found = [hint_for(hints, token) for token in reversed(tokens)]
     priorities = [DEFAULT_PRIORITY if hint is None else hint.priority for hint in found]
@@ -46,7 +46,7 @@ class RetentionHints:
         self._ends: list[tuple[float, int]] = []  # (end of a TTL, handle); at most one entry counts per block
 
     def apply(self, rows: Sequence[int], hints: Sequence[RetentionHint]) -> None:
-        """Give blocks the priority of the last hint whose range contains their first token."""
+        """Give blocks the priority of the last hint with their first token in its range."""
         if not hints or not rows:
             return
         catalog, now = self._core.catalog, self._core.now
@@ -58,7 +58,7 @@ class RetentionHints:
         self._core.story.count("blocks_with_retention", len(rows))
 
     def expire(self, now: float) -> None:
-        """End hints whose TTL has passed."""
+        """End hints past their TTL."""
         catalog = self._core.catalog
         while self._ends and self._ends[0][0] <= now:
             row = catalog.row_of(heapq.heappop(self._ends)[1])

@@ -44,10 +44,10 @@ class Sessions:
         self._core = core
         self._residency = residency
 
-        #: Longest silent first. A plain dict finds its first entry behind the holes of all who moved away.
+        #: Longest silent first. A plain dict finds its first entry behind the holes of all that moved.
         self._sessions: OrderedDict[str, SessionEntry] = OrderedDict()
         self._next_number = 1
-        self._idle_until = 0.0  # who was active last before this is idle already
+        self._idle_until = 0.0  # sessions that were active last before this are idle already
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -171,8 +171,9 @@ class Sessions:
                 self.update(session, Urgency.IDLE, float("inf"))
 
     def expire(self, now: float) -> None:
-        """Turn sessions idle that were silent too long. Looks at the longest silent ones only, and again when
-        another one may have been for too long: tens of thousands may be idle for days."""
+        """Turn a session idle that was silent too long.
+        Looks at the longest silent ones only, and not before another one can be due: tens of thousands may be
+        idle for days."""
         if now - self._idle_until < self._core.options.session_idle_s:
             return
         for session in self._sessions.values():

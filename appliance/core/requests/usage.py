@@ -47,8 +47,8 @@ class Usage:
     def stored(
         self, readable: list[int], new: Sequence[int], session_id: str, client: int, num_asked: int
     ) -> None:
-        """Note that a put of `client` with `num_asked` blocks has ended. readable: those of its blocks that
-        can be read; new: those that it brought."""
+        """Note that a put of `client` with `num_asked` blocks has ended.
+        readable: those of its blocks that can be read; new: those that it brought."""
         core, session = self._core, None
         if session_id:
             session = self._sessions.open(session_id, client)

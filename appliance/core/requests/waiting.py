@@ -77,7 +77,7 @@ class Waiting:
             heapq.heappop(self._heap)
 
     def expire(self, now: float) -> None:
-        """Let those whose time is over settle for what they have."""
+        """Let requests past their deadline settle for what they have."""
         expired = [entry for entry in self._heap if entry.deadline_at <= now or entry.job.is_done]
         if not expired:
             return
@@ -88,5 +88,5 @@ class Waiting:
                 entry.job.give_up()
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline, None when nobody waits."""
+        """Return the earliest deadline, None when no request waits."""
         return min((entry.deadline_at for entry in self._heap), default=None)

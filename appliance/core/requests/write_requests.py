@@ -40,7 +40,7 @@ class WriteRequests:
         self._waiting = waiting
         self._usage = usage
         self._jobs: dict[int, PutJob] = {}  # unfinished puts, by reservation
-        self._answered: list[PutJob] = []  # finished ones that nobody but the caller has heard of
+        self._answered: list[PutJob] = []  # finished ones: answered, but sessions and policies were not told
         self._next_reservation = 1
         self.is_closed = False  # draining: nothing new
 
@@ -109,13 +109,13 @@ class WriteRequests:
                 job.abort()
 
     def expire(self, now: float) -> None:
-        """Give back reservations whose time is over."""
+        """Give back reservations past their deadline."""
         for job in [job for job in self._jobs.values() if job.deadline_at <= now]:
             job.abort()
             self._core.story.count("reservations_expired")
 
     def conclude(self) -> None:
-        """Let everybody else hear of the puts that were answered: sessions, policies, whoever wants room."""
+        """Tell sessions and policies of the puts that were answered, and free what these kept."""
         while self._answered:
             job = self._answered.pop(0)
             self._tell(job)  # its rows are still kept, so they are still these blocks
@@ -156,7 +156,7 @@ class WriteRequests:
         return job
 
     def _reserved(self, event: CommitRequested) -> PutJob | None:
-        """Return the job whose reservation is committed; None when it was refused."""
+        """Return the job of the reservation that is committed; None when it was refused."""
         earlier = self._requests.earlier(event.client, event.request_id)
         job = earlier if isinstance(earlier, PutJob) else self._jobs.get(event.reservation_id)
         if job is None or job.client.id != event.client:
@@ -186,7 +186,7 @@ class WriteRequests:
             readable = self._readable(rows, job.namespace.num_groups)
         session_id = job.request.session_id if self._requests.is_open(job.client) else ""
         self._usage.stored(readable, new, session_id, job.client.id, len(job.rows))
-        if self.is_closed:  # whoever drains had looked for what only memory holds before these were there
+        if self.is_closed:  # the drain had queued what only memory held before these were there
             for row in rows:
                 self._pressure.archiving.add(row)
 

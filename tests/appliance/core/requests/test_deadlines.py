@@ -25,7 +25,7 @@ def test_pins_for_a_week_that_last_a_second_leave_nothing() -> None:
     assert len(pins._deadlines) < MANY
     rig.tick(61.0)
     assert len(pins) == 0
-    assert not rig.planner.core.floors
+    assert not rig.planner.core.pin_floors
 
 
 def test_a_lease_that_is_kept_alive_without_end_leaves_nothing() -> None:

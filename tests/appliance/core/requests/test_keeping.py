@@ -70,7 +70,7 @@ def test_a_pinned_block_that_never_reached_its_floor_is_forgotten_with_its_pin()
         rig.finish(rig.copies[0], Cause.IO_ERROR)
     assert rig.put(hashes("b", 2)) == [STORED, STORED]
     assert not any(rig.where(h) for h in chain)
-    assert rig.planner.core.floors == {}
+    assert rig.planner.core.pin_floors == {}
     rig.tick(10.1)
 
 
