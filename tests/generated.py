@@ -18,8 +18,7 @@ import grpc_tools
 from grpc_tools import protoc
 
 from helm.chart_files import chart_files
-from kvtier.appliance.cli.reference import cli_markdown, completion_json
-from kvtier.appliance.config import reference_table, schema_text, setting_keys
+from kvtier.appliance.config import schema_text
 from kvtier.appliance.core.catalog.states import STATE_MEANING, State
 from kvtier.appliance.core.catalog.transitions import TRANSITIONS
 from kvtier.appliance.errors import error_table_markdown
@@ -31,6 +30,8 @@ from kvtier.clients.errors import CLIENT_REASONS
 from kvtier.v1.unreachable import REASONS as UNREACHABLE
 from kvtier.v1.unreachable import reason_table_markdown
 
+from .docs.cli_page import cli_markdown, completion_json
+from .docs.settings_page import reference_table, setting_keys
 from .sync_source import sync_modules
 
 ROOT = Path(__file__).resolve().parent.parent

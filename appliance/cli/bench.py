@@ -31,7 +31,6 @@ from ...clients.values.namespace import Namespace
 from ...v1 import admin_pb2
 from ...v1.types import Geometry, NamespaceIdentity
 from ..config.units import about_bytes, count, format_bytes
-from .bench_codec import codec
 from .output import console, print_json, talk
 from .quantities import SIZE, SIZES
 from .target import TIMEOUT_S, Failed, admin, json_option, resolve, target_option, unreached
@@ -63,7 +62,7 @@ class Figure:
     memcpy_ratio: float  # median of the rounds' speeds over memcpy's in the same rounds
 
 
-@click.group(invoke_without_command=True)
+@click.command()
 @click.option(
     "--sizes",
     type=SIZES,
@@ -77,9 +76,7 @@ class Figure:
 @click.option("--keep", is_flag=True, help="Leave what was stored, to have something to look at.")
 @target_option
 @json_option
-@click.pass_context
 def bench(
-    context: click.Context,
     sizes: tuple[int, ...] | None,
     batch: int,
     volume: int,
@@ -100,8 +97,6 @@ def bench(
       kvtier bench --sizes 1MiB --batch 32 --json > before.json
       kvtier bench --volume 64MiB
     """
-    if context.invoked_subcommand is not None:
-        return
     wanted = _sizes(sizes, volume)
     address = resolve(target)
     figures: list[Figure] = []
@@ -322,6 +317,3 @@ def _table(figures: list[Figure], title: str) -> Table:
             f"{f.num_failed:,}" if f.num_failed else "–",
         )
     return table
-
-
-bench.add_command(codec)

@@ -14,30 +14,6 @@ FILE = Path(__file__).with_name("commands.json")
 Described = dict[str, Any]
 
 
-def describe(command: click.Command) -> Described:
-    """Return what completion needs to know of a command and those below it, as plain values."""
-    described: Described = {
-        "help": command.get_short_help_str(),
-        "params": [_describe(param) for param in command.params if not getattr(param, "hidden", False)],
-    }
-    if isinstance(command, click.Group):
-        with click.Context(command) as context:
-            found = {name: command.get_command(context, name) for name in command.list_commands(context)}
-        described["commands"] = {name: describe(one) for name, one in sorted(found.items()) if one}
-    return described
-
-
-def _describe(param: click.Parameter) -> Described:
-    described: Described = {"names": [*param.opts, *param.secondary_opts], "nargs": param.nargs}
-    if isinstance(param.type, click.Choice):
-        described["choices"] = list(param.type.choices)
-    elif isinstance(param.type, click.Path):
-        described["path"] = "file" if param.type.file_okay else "dir"
-    if isinstance(param, click.Option):
-        described |= {"flag": param.is_flag, "many": param.multiple, "help": param.help or ""}
-    return described
-
-
 def program() -> click.Group:
     """Return the commands as click completes them. They cannot be run."""
     made = _command("kvtier", json.loads(FILE.read_text("utf-8")))

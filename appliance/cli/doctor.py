@@ -74,16 +74,7 @@ def report(checks: Sequence[Check]) -> dict[str, object]:
         "num_ok": verdicts[CheckVerdict.OK],
         "num_warn": verdicts[CheckVerdict.WARN],
         "num_fail": verdicts[CheckVerdict.FAIL],
-        "checks": [
-            {
-                "name": c.name,
-                "verdict": c.verdict.value,
-                "detail": c.detail,
-                "fix": c.fix,
-                "setting": c.setting,
-            }
-            for c in checks
-        ],
+        "checks": [{**check._asdict(), "verdict": check.verdict.value} for check in checks],
     }
 
 

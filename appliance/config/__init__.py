@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .observe import Observe, is_private
     from .origin import DEFAULT_SOURCE, Loaded, Origin, leaves
     from .policy import Policy
-    from .reference import reference_table, schema_text, setting_keys
+    from .reference import schema_text
     from .settings import Settings
     from .sources import Problem, SettingsError, note_of_empty
     from .tenants import COMMON, Access, Tenant, Tls, bandwidth_shares_of, check_name, tokens_among
@@ -54,48 +54,26 @@ __all__ = [
     "leaves",
     "needing_restart",
     "note_of_empty",
-    "reference_table",
     "schema_text",
-    "setting_keys",
     "tokens_among",
 ]
 
-_HOMES = {
-    "Access": ".tenants",
-    "COMMON": ".tenants",
-    "Change": ".live",
-    "CompressionRule": ".compression",
-    "CompressionSettings": ".compression",
-    "DEFAULT_SOURCE": ".origin",
-    "EncryptionSettings": ".encryption",
-    "HbmTier": ".tiers",
-    "HostShare": ".host_share",
-    "LIVE": ".live",
-    "Loaded": ".origin",
-    "NvmeTier": ".tiers",
-    "Observe": ".observe",
-    "Origin": ".origin",
-    "Policy": ".policy",
-    "Problem": ".sources",
-    "Settings": ".settings",
-    "SettingsError": ".sources",
-    "Switch": ".fields",
-    "Tenant": ".tenants",
-    "Tiers": ".tiers",
-    "Tls": ".tenants",
-    "bandwidth_shares_of": ".tenants",
-    "changes": ".live",
-    "check_name": ".tenants",
-    "is_live": ".live",
-    "is_private": ".observe",
-    "leaves": ".origin",
-    "needing_restart": ".live",
-    "note_of_empty": ".sources",
-    "reference_table": ".reference",
-    "schema_text": ".reference",
-    "setting_keys": ".reference",
-    "tokens_among": ".tenants",
+_NAMES_OF = {
+    ".compression": "CompressionRule CompressionSettings",
+    ".encryption": "EncryptionSettings",
+    ".fields": "Switch",
+    ".host_share": "HostShare",
+    ".live": "LIVE Change changes is_live needing_restart",
+    ".observe": "Observe is_private",
+    ".origin": "DEFAULT_SOURCE Loaded Origin leaves",
+    ".policy": "Policy",
+    ".reference": "schema_text",
+    ".settings": "Settings",
+    ".sources": "Problem SettingsError note_of_empty",
+    ".tenants": "COMMON Access Tenant Tls bandwidth_shares_of check_name tokens_among",
+    ".tiers": "HbmTier NvmeTier Tiers",
 }
+_HOMES = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:

@@ -38,9 +38,9 @@ class CompressionRule(Section):
     """First hex digits of the model's digest. Name one where models of a host compress differently."""
     layers: str = ""
     """First and last layer from 0, such as `0-3`, or one layer. Matches layer groups that lie inside
-    entirely. Name them where `kvtier bench codec` shows layers that compress differently."""
+    entirely. Name them where some layers compress differently (`kvtier calibrate` says which)."""
     codec: CodecName
-    """Codec for these fragments; set it to the one that `kvtier bench codec` shows to be the best."""
+    """Codec for these fragments; `kvtier status` shows how fast each decodes."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

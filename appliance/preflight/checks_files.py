@@ -97,12 +97,6 @@ def _named_tokens(settings: Settings) -> Iterator[tuple[str, str]]:
     return ((setting, token) for setting, tokens in named.items() for token in tokens)
 
 
-def check_master_keys(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Check that the master keys open what is stored; name lines that are not needed any more."""
-    if facts.master_keys is not None:
-        yield judge_master_keys(facts.master_keys)
-
-
 def judge_master_keys(file: MasterKeyFile) -> Check:
     """Return what a file of master keys comes to."""
     name, setting = "master keys", "encryption.master_key"

@@ -1,24 +1,11 @@
 """Checks of GPUs: that one is there where one is needed, and how it hangs in this host."""
 
-from collections.abc import Iterable
-
 from ...tiers.gpu.decode.gds import why_not
 from ...tiers.gpu.device.libraries import missing
 from ...tiers.gpu.device.topology import describe
 from ..config import Settings
-from .facts import Directory, Facts, Gpu
+from .facts import Directory, Gpu
 from .verdicts import Check, fail, ok, warn
-
-
-def check_gpus(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """Check GPUs, and the paths to their memory."""
-    return (
-        check_gpu(facts.gpu, settings),
-        check_kernels(facts.gpu, settings),
-        check_pinning(facts.gpu, settings),
-        check_topology(facts.gpu, settings),
-        check_gds(facts.gpu, facts.directory, settings),
-    )
 
 
 def check_gpu(gpu: Gpu, settings: Settings) -> Check:

@@ -1,6 +1,6 @@
 """Checks of the host: versions, kernel, memory, limits, GPU. Pure functions from facts to findings."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from ...v1.addresses import socket_path
 from ...v1.shm import HUGE_PAGE_BYTES, extent_file_bytes
@@ -14,37 +14,6 @@ MIN_GRPC = (1, 70)
 SPARE_DESCRIPTORS = 128  # sockets, the log, threads' pipes
 DESCRIPTORS_PER_CLIENT = 4
 SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "pit"}
-
-
-def check_software(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """Check Python and its packages."""
-    return check_python(facts.versions), check_grpc(facts.versions)
-
-
-def check_kernel_features(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """Check the features that the kernel must have."""
-    return check_kernel(facts.host), check_shared_memory(facts.host)
-
-
-def check_memory_tiers(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """Check the memory that the tiers take, and how it is taken."""
-    host, running = facts.host, facts.daemon.reachable
-    return (
-        check_memory(host, settings, running),
-        check_huge_pages(host, settings, running),
-        check_memlock(host, settings),
-        check_numa(host, settings),
-    )
-
-
-def check_limits(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """Check the limits of this process."""
-    return (check_descriptors(facts.host, settings),)
-
-
-def check_surroundings(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """Report facts about the host that stop nothing."""
-    return check_dev_shm(facts.host), check_clock(facts.host)
 
 
 def check_libraries(facts: Facts, settings: Settings) -> Iterator[Check]:

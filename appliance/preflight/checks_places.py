@@ -12,13 +12,6 @@ PATH, CAPACITY = "tiers.nvme.path", "tiers.nvme.capacity"
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse", "virtiofs", "lustre"}
 
 
-def check_listens(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Check that the daemon may listen at its addresses."""
-    for listen in facts.listens:
-        if listen.folder is not None:
-            yield check_listen(listen, facts.daemon)
-
-
 def check_listen(listen: Listen, daemon: RunningDaemon) -> Check:
     """Return whether a Unix socket can be made."""
     name = f"listen {listen.address}"
@@ -61,113 +54,68 @@ def check_http(facts: Facts, settings: Settings) -> Iterator[Check]:
         yield warn(name, f"{where} cannot be listened at: no metrics and page", fix)
 
 
-def check_cold_store(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Check that the cold store's directory can be used, and is used by one daemon only."""
-    if facts.directory is not None:
-        yield from check_directory(facts.directory, settings, facts.daemon.reachable)
-
-
-def check_directory(directory: Directory, settings: Settings, running: bool) -> list[Check]:
-    """Check that the cold store fits into its directory."""
+def check_directory(directory: Directory | None, settings: Settings, running: bool) -> Iterator[Check]:
+    """Check that the cold store fits into its directory, where there is one."""
     nvme = settings.tiers.nvme
-    assert nvme is not None
-    name = f"nvme {directory.path}"
+    if directory is None or nvme is None:
+        return
+    name, path = f"nvme {directory.path}", directory.path
     if directory.is_something_else:
-        return [fail(name, f"{directory.path} is no directory", "set tiers.nvme.path to a directory", PATH)]
+        yield fail(name, f"{path} is no directory", f"set {PATH} to a directory", PATH)
+        return
     if not directory.is_writable:
-        fix = "chown it to the daemon's user, or change tiers.nvme.path"
-        return [fail(name, f"{directory.path} is not writable", fix, PATH)]
-    checks = [ok(name, f"{directory.filesystem}, {'exists' if directory.exists else 'will be created'}")]
+        yield fail(name, f"{path} is not writable", f"chown it to the daemon's user, or change {PATH}", PATH)
+        return
     if directory.filesystem in MEMORY_FILESYSTEMS:
-        checks[0] = warn(
-            name, f"{directory.filesystem} is memory, not a disk", "set tiers.nvme.path to an NVMe disk"
-        )
+        yield warn(name, f"{directory.filesystem} is memory, not a disk", f"set {PATH} to an NVMe disk")
     elif directory.filesystem.split(".")[0] in NETWORK_FILESYSTEMS:
-        checks[0] = warn(
-            name, f"{directory.filesystem} is a network away", "set tiers.nvme.path to a local disk"
-        )
+        yield warn(name, f"{directory.filesystem} is a network away", f"set {PATH} to a local disk")
     elif directory.filesystem in ("overlay", "aufs"):
-        checks[0] = warn(name, "is in the container's own layer", "mount a volume at tiers.nvme.path")
+        yield warn(name, "is in the container's own layer", f"mount a volume at {PATH}")
+    else:
+        yield ok(name, f"{directory.filesystem}, {'exists' if directory.exists else 'will be created'}")
     if directory.direct_error:
-        checks.append(
-            warn(
-                "nvme direct I/O",
-                f"{directory.direct_error}; the slower aiofiles back end would serve it",
-                "use ext4 or xfs",
-            )
-        )
+        what = f"{directory.direct_error}; the slower aiofiles back end would serve it"
+        yield warn("nvme direct I/O", what, "use ext4 or xfs")
     else:
-        checks.append(ok("nvme direct I/O", "accepted"))
-    room = directory.free_bytes + directory.own_bytes
-    wanted = about_bytes(nvme.num_segments * nvme.segment_bytes)
-    detail = f"{wanted} wanted, {about_bytes(room)} there"
-    if nvme.num_segments * nvme.segment_bytes > room:
-        checks.append(
-            fail(
-                "nvme space",
-                f"{directory.path}: {detail}",
-                "lower tiers.nvme.capacity, or make room",
-                CAPACITY,
-            )
-        )
+        yield ok("nvme direct I/O", "accepted")
+    room, wanted = directory.free_bytes + directory.own_bytes, nvme.num_segments * nvme.segment_bytes
+    detail = f"{about_bytes(wanted)} wanted, {about_bytes(room)} there"
+    if wanted > room:
+        yield fail("nvme space", f"{path}: {detail}", f"lower {CAPACITY}, or make room", CAPACITY)
     else:
-        checks.append(ok("nvme space", detail))
-    if directory.lock_holder and not running:
-        checks.append(
-            fail(
-                "nvme lock",
-                f"{directory.path} belongs to {directory.lock_holder}",
-                "stop that process, or set tiers.nvme.path to another directory",
-                PATH,
-            )
-        )
+        yield ok("nvme space", detail)
+    holder = directory.lock_holder
+    if holder and not running:
+        fix = f"stop that process, or set {PATH} to another directory"
+        yield fail("nvme lock", f"{path} belongs to {holder}", fix, PATH)
     else:
-        checks.append(
-            ok("nvme lock", f"held by {directory.lock_holder}" if directory.lock_holder else "free")
-        )
-    return checks
+        yield ok("nvme lock", f"held by {holder}" if holder else "free")
 
 
-# --------------------------------------------------------------------------------------------- daemon
-
-
-def check_running(facts: Facts, settings: Settings) -> list[Check]:
-    """Check the running daemon, if there is one."""
-    return check_daemon(facts.daemon, facts.versions)
-
-
-def check_daemon(daemon: RunningDaemon, versions: Versions) -> list[Check]:
+def check_daemon(daemon: RunningDaemon, versions: Versions) -> Iterator[Check]:
     """Check that a running daemon is of this version, passes its audits, and is as fast as it should be."""
     if not daemon.reachable:
         verdict = fail if daemon.was_named else warn
         detail, _, fix = daemon.error.partition(" Fix: ")  # a denied socket is no reason to start another one
-        return [verdict("daemon", detail, fix or "start it with `kvtier serve`, or name it with --target")]
-    checks = [ok("daemon", f"answers at {daemon.target}")]
+        yield verdict("daemon", detail, fix or "start it with `kvtier serve`, or name it with --target")
+        return
+    yield ok("daemon", f"answers at {daemon.target}")
     if daemon.version != versions.kvtier:
-        checks.append(
-            warn(
-                "daemon version",
-                f"daemon {daemon.version}, this program {versions.kvtier}",
-                "install the same version on both sides",
-            )
-        )
+        what = f"daemon {daemon.version}, this program {versions.kvtier}"
+        yield warn("daemon version", what, "install the same version on both sides")
     else:
-        checks.append(ok("daemon version", daemon.version))
+        yield ok("daemon version", daemon.version)
     if daemon.draining:
-        checks.append(warn("daemon state", "is draining: it takes nothing new", "wait for its successor"))
+        yield warn("daemon state", "is draining: it takes nothing new", "wait for its successor")
     if daemon.problems:
-        shown = "; ".join(daemon.problems[:3]) + (
-            f"; {len(daemon.problems) - 3} more" if daemon.problems[3:] else ""
-        )
-        checks.append(fail("daemon integrity", shown, "restart the daemon and file a bug with this text"))
+        more = f"; {len(daemon.problems) - 3} more" if daemon.problems[3:] else ""
+        what = "; ".join(daemon.problems[:3]) + more
+        yield fail("daemon integrity", what, "restart the daemon and file a bug with this text")
     else:
-        checks.append(ok("daemon integrity", "every audit is clean"))
+        yield ok("daemon integrity", "every audit is clean")
     backend = daemon.backends.get("nvme")
-    if backend is not None:
-        if "direct" in backend.lower():
-            checks.append(ok("daemon nvme", backend))
-        else:
-            checks.append(
-                warn("daemon nvme", f"{backend}: no direct I/O", "put tiers.nvme.path on ext4 or xfs")
-            )
-    return checks
+    if backend is not None and "direct" in backend.lower():
+        yield ok("daemon nvme", backend)
+    elif backend is not None:
+        yield warn("daemon nvme", f"{backend}: no direct I/O", f"put {PATH} on ext4 or xfs")

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from ...tiers.block import Tier
-from ...v1.addresses import socket_path
 from ..config import Access, Settings
 from ..config.units import format_bytes
 from .facts import Facts
@@ -47,13 +46,6 @@ def check_quotas(facts: Facts, settings: Settings) -> Iterator[Check]:
         what = f"{tiers.dram.num_extents} extents for {len(domains)} tenants, and none is shared by two"
         fix = "raise tiers.dram.capacity, or lower tiers.dram.extent"
         yield warn("tenants", what, fix, "tiers.dram.capacity")
-
-
-def check_tcp(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Yield a check for each TCP address: what a caller has to prove there."""
-    for address in settings.listen:
-        if socket_path(address) is None:
-            yield check_tcp_address(address, settings.access)
 
 
 def check_tcp_address(address: str, access: Access) -> Check:

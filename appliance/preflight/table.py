@@ -4,20 +4,27 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from ...v1.addresses import socket_path
 from ..config import Settings
 from ..errors import StartError
-from .checks_files import check_compression_files, check_master_keys, check_tls, check_tokens
-from .checks_gpu import check_gpus
+from .checks_files import check_compression_files, check_tls, check_tokens, judge_master_keys
+from .checks_gpu import check_gds, check_gpu, check_kernels, check_pinning, check_topology
 from .checks_host import (
-    check_kernel_features,
+    check_clock,
+    check_descriptors,
+    check_dev_shm,
+    check_grpc,
+    check_huge_pages,
+    check_kernel,
     check_libraries,
-    check_limits,
-    check_memory_tiers,
-    check_software,
-    check_surroundings,
+    check_memlock,
+    check_memory,
+    check_numa,
+    check_python,
+    check_shared_memory,
 )
-from .checks_places import check_cold_store, check_http, check_listens, check_running
-from .checks_settings import check_policies, check_quotas, check_tcp
+from .checks_places import check_daemon, check_directory, check_http, check_listen
+from .checks_settings import check_policies, check_quotas, check_tcp_address
 from .facts import Facts
 from .verdicts import Check, CheckVerdict
 
@@ -42,24 +49,34 @@ class CheckRow(NamedTuple):
 
 #: In the order in which the doctor prints them.
 CHECKS = (
-    CheckRow(Scope.DOCTOR, check_software),
-    CheckRow(Scope.HOST, check_kernel_features),
-    CheckRow(Scope.HOST, check_memory_tiers),
-    CheckRow(Scope.HOST, check_limits),
+    CheckRow(Scope.DOCTOR, lambda facts, _: (check_python(facts.versions), check_grpc(facts.versions))),
+    CheckRow(Scope.HOST, lambda facts, _: (check_kernel(facts.host), check_shared_memory(facts.host))),
+    CheckRow(Scope.HOST, lambda facts, s: [check_memory(facts.host, s, facts.daemon.reachable)]),
+    CheckRow(Scope.HOST, lambda facts, s: [check_huge_pages(facts.host, s, facts.daemon.reachable)]),
+    CheckRow(Scope.HOST, lambda facts, s: (check_memlock(facts.host, s), check_numa(facts.host, s))),
+    CheckRow(Scope.HOST, lambda facts, s: [check_descriptors(facts.host, s)]),
     CheckRow(Scope.HOST, check_libraries),
-    CheckRow(Scope.DOCTOR, check_surroundings),
-    CheckRow(Scope.DOCTOR, check_gpus),
+    CheckRow(Scope.DOCTOR, lambda facts, _: (check_dev_shm(facts.host), check_clock(facts.host))),
+    CheckRow(Scope.DOCTOR, lambda facts, s: (check_gpu(facts.gpu, s), check_kernels(facts.gpu, s))),
+    CheckRow(Scope.DOCTOR, lambda facts, s: (check_pinning(facts.gpu, s), check_topology(facts.gpu, s))),
+    CheckRow(Scope.DOCTOR, lambda facts, s: [check_gds(facts.gpu, facts.directory, s)]),
     CheckRow(Scope.SETTINGS, check_policies),
     CheckRow(Scope.SETTINGS, check_quotas),
-    CheckRow(Scope.SETTINGS, check_tcp),
+    CheckRow(
+        Scope.SETTINGS,
+        lambda _, s: (check_tcp_address(one, s.access) for one in s.listen if socket_path(one) is None),
+    ),
     CheckRow(Scope.FILES, check_tls),
     CheckRow(Scope.FILES, check_tokens),
-    CheckRow(Scope.FILES, check_master_keys),
+    CheckRow(Scope.FILES, lambda facts, _: map(judge_master_keys, filter(None, [facts.master_keys]))),
     CheckRow(Scope.FILES, check_compression_files),
-    CheckRow(Scope.HOST, check_listens),
+    CheckRow(
+        Scope.HOST,
+        lambda facts, _: (check_listen(one, facts.daemon) for one in facts.listens if one.folder is not None),
+    ),
     CheckRow(Scope.HOST, check_http),
-    CheckRow(Scope.HOST, check_cold_store),
-    CheckRow(Scope.DOCTOR, check_running),
+    CheckRow(Scope.HOST, lambda facts, s: check_directory(facts.directory, s, facts.daemon.reachable)),
+    CheckRow(Scope.DOCTOR, lambda facts, _: check_daemon(facts.daemon, facts.versions)),
 )
 START = (Scope.SETTINGS, Scope.FILES, Scope.HOST)
 RELOAD = (Scope.SETTINGS, Scope.FILES)

@@ -7,10 +7,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
 import pytest
 
 from kvtier.appliance.cli.app import cli
@@ -105,7 +103,6 @@ def test_a_refusal_is_exit_code_1_with_the_daemons_own_sentence(scripted: Script
         ["bench", "--volume", "1MiB"],
         ["bench", "--volume", "much"],
         ["bench", "--sizes", "64KiB,much"],
-        ["bench", "codec", "--fragment", "big"],
         ["drain", "--grace", "soon"],
         ["status", "--target", "http://x"],
         ["bench", "--sizes", "1KB"],
@@ -315,47 +312,6 @@ def test_the_module_runs_and_a_missing_extra_names_the_pip_line(tmp_path: Path) 
     assert result.returncode == 1
     assert "pip install 'kvtier[server,cli]'" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_bench_codec_needs_no_daemon() -> None:
-    result = run("bench", "codec", "--fragment", "64KiB", "--volume", "256KiB", "--json")
-    answer = json.loads(result.stdout)
-    assert answer["memcpy_bytes_per_s"] > 0
-    found = {one["codec"]: one for one in answer["codecs"]}
-    assert found["identity"]["ratio"] == 1
-    assert found["planes"]["ratio"] > found["exponents"]["ratio"] > 1.35
-    assert found["exponents"]["share_fitting"] == 1
-    text = run("bench", "codec", "--fragment", "64KiB", "--volume", "256KiB", "--dtype", "float16").stdout
-    assert "exponents" not in text
-    assert "planes" in text
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"text", "is no .npy file of numbers"),
-        (b"", "is no .npy file of numbers"),
-        (np.zeros(100_000, np.float64), "does not hold values of 2 bytes"),
-        (np.array([{}]), "is no .npy file of numbers"),
-    ],
-)
-def test_bench_codec_says_what_a_file_has_to_hold(tmp_path: Path, content: Any, says: str) -> None:
-    path = tmp_path / "values.npy"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        np.save(path, content)
-    result = run("bench", "codec", "--file", str(path))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert says in " ".join(result.stderr.split())
-    assert "pickle" not in result.stderr
-
-
-def test_bench_codec_reads_values_of_others(tmp_path: Path) -> None:
-    np.save(tmp_path / "values.npy", np.random.default_rng(1).standard_normal(100_000).astype(np.float16))
-    words = ("--dtype", "float16", "--fragment", "64KiB", "--json")
-    result = run("bench", "codec", "--file", str(tmp_path / "values.npy"), *words)
-    assert {one["codec"] for one in json.loads(result.stdout)["codecs"]} >= {"identity", "planes"}
 
 
 def test_a_tenant_is_erased_when_somebody_said_so(scripted: ScriptedAdmin, target: str) -> None:

@@ -57,7 +57,7 @@ def test_the_version_is_said_without_importing_a_command() -> None:
     [
         ("kvtier st", ["status", "story"]),
         ("kvtier evict ", ["hbm", "dram", "nvme"]),
-        ("kvtier bench codec --dtype bf", ["bfloat16"]),
+        ("kvtier calibrate --coder tr", ["transform"]),
         ("kvtier status --", ["--wait", "--target", "--json", "--help"]),
         ("kvtier policy s", ["schema", "show"]),
     ],

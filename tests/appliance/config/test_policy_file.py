@@ -19,12 +19,12 @@ from kvtier.appliance.config import (
     is_live,
     leaves,
     needing_restart,
-    reference_table,
     schema_text,
-    setting_keys,
     units,
 )
 from kvtier.appliance.host.policy_watch import FileWatch, signature_of
+
+from ...docs.settings_page import reference_table, setting_keys
 
 MAX_SETTINGS = 55
 

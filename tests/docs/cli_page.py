@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from kvtier.appliance.cli.app import cli
-from kvtier.appliance.cli.completion import describe
 
 _INTRO = """# Commands
 
@@ -40,3 +40,27 @@ def cli_markdown() -> str:
     """Return the page."""
     parts = [f"\n## {path}\n\n```\n{text}\n```\n" for path, text in commands()]
     return _INTRO + "".join(parts)
+
+
+def describe(command: click.Command) -> dict[str, Any]:
+    """Return what completion needs to know of a command and those below it, as plain values."""
+    described: dict[str, Any] = {
+        "help": command.get_short_help_str(),
+        "params": [_describe(param) for param in command.params if not getattr(param, "hidden", False)],
+    }
+    if isinstance(command, click.Group):
+        with click.Context(command) as context:
+            found = {name: command.get_command(context, name) for name in command.list_commands(context)}
+        described["commands"] = {name: describe(one) for name, one in sorted(found.items()) if one}
+    return described
+
+
+def _describe(param: click.Parameter) -> dict[str, Any]:
+    described: dict[str, Any] = {"names": [*param.opts, *param.secondary_opts], "nargs": param.nargs}
+    if isinstance(param.type, click.Choice):
+        described["choices"] = list(param.type.choices)
+    elif isinstance(param.type, click.Path):
+        described["path"] = "file" if param.type.file_okay else "dir"
+    if isinstance(param, click.Option):
+        described |= {"flag": param.is_flag, "many": param.multiple, "help": param.help or ""}
+    return described
