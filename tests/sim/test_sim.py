@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kvtier.appliance.core.requests import puts
+from kvtier.appliance.core.requests import put_job
 
 from .mutants import MUTANTS, Mutant, Patch, hunt
 from .run import run_seed
@@ -55,9 +55,9 @@ def test_mutant_is_killed(mutant: Mutant) -> None:
 @pytest.mark.parametrize(
     "patch",
     [
-        (puts.PutJob, "_finish_if_landed", lambda self: self.name_that_is_gone),
-        (puts.PutJob, "landed", lambda self: None),
-        (puts.PutJob, "name_that_is_gone", lambda self: None),
+        (put_job.PutJob, "_finish_if_landed", lambda self: self.name_that_is_gone),
+        (put_job.PutJob, "landed", lambda self: None),
+        (put_job.PutJob, "name_that_is_gone", lambda self: None),
     ],
     ids=["asks for a name", "has other arguments", "replaces a name"],
 )
