@@ -78,7 +78,7 @@ class FreeDevice:
     def open_event(self, handle: bytes) -> Event:
         return FreeEvent()
 
-    def take_stream(self) -> Stream | None:
+    def take_stream(self) -> Stream:
         return FreeStream()
 
     def give_stream(self, stream: Stream) -> None:

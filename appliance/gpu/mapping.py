@@ -24,10 +24,6 @@ R = TypeVar("R")
 MAX_EXPORTED_EVENTS = 256  # of one registration
 
 
-class DeviceOccupied(Exception):
-    """All streams of the device are taken."""
-
-
 @dataclass(slots=True)
 class PageMapping:
     """A runtime's pages, opened, with two streams of their own: a get does not wait for a put."""
@@ -70,16 +66,13 @@ def layout_of(request: direct_pb2.RegisterPagesRequest) -> PageLayout:
 def map_pages(lane: PageLane, geometry: Geometry, request: direct_pb2.RegisterPagesRequest) -> PageMapping:
     """Open a runtime's memory and events. Blocks.
 
-    Raises DeviceError, DeviceOccupied; nothing is kept then."""
+    Raises DeviceError, OCCUPIED when no streams are left; nothing is kept then."""
     device = lane.device
     with ExitStack() as taken:
-        streams: list[Stream] = []
-        for _ in range(2):
-            stream = device.take_stream()
-            if stream is None:
-                raise DeviceOccupied
-            streams.append(stream)
-            taken.callback(device.give_stream, stream)
+        loads = device.take_stream()
+        taken.callback(device.give_stream, loads)
+        saves = device.take_stream()
+        taken.callback(device.give_stream, saves)
         addresses = []
         for allocation in request.allocations:
             memory = device.open(allocation.handle, allocation.num_bytes)
@@ -100,7 +93,7 @@ def map_pages(lane: PageLane, geometry: Geometry, request: direct_pb2.RegisterPa
                 handles.append(handle)
                 taken.callback(device.recycle, event)
         pages = RegisteredPages(page_table(layout_of(request), geometry, addresses))
-        return PageMapping(lane, pages, streams[0], streams[1], events, sets, handles, taken.pop_all())
+        return PageMapping(lane, pages, loads, saves, events, sets, handles, taken.pop_all())
 
 
 def apart(call: Callable[[], R], name: str) -> "Future[R]":

@@ -7,7 +7,7 @@ To the planner such a put is one like any other; its staging extent is the pages
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...tiers.gpu.device.contract import DeviceError, Event
@@ -24,18 +24,21 @@ from .runtime_events import has_happened
 
 
 class PagePuts:
-    """The puts of all registrations. Lives on the event loop. `on_trouble` is told of a broken device."""
+    """The puts of all `registrations`, a list that changes. Lives on the event loop.
+
+    `on_trouble` is told of a broken device."""
 
     def __init__(
         self,
         service: CacheService,
         counters: Counter[str],
         on_trouble: Callable[[DeviceError], None],
+        registrations: Sequence[Registration],
     ) -> None:
         self._service = service
         self._counters = counters
         self._on_trouble = on_trouble
-        self._num_waiting: Counter[int] = Counter()  # by the runtime's client
+        self._registrations = registrations
         self._loop = asyncio.get_running_loop()
 
     def start(
@@ -55,11 +58,10 @@ class PagePuts:
         store = partial(self._store, caller, registration, reserve, ids)
         if after is None:
             return store()
-        owner = registration.owner
-        if self._num_waiting[owner] >= MAX_WAITING_PUTS:
+        same_client = (one for one in self._registrations if one.owner == registration.owner)
+        if sum(one.num_waiting for one in same_client) >= MAX_WAITING_PUTS:
             message = f"{MAX_WAITING_PUTS} puts of this client wait for an event of its own"
             raise error("TOO_MANY_IN_FLIGHT", message, retry_after_s=0.01)
-        self._num_waiting[owner] += 1
         registration.num_waiting += 1
         wait = self._loop.create_task(
             has_happened(registration.mapping.lane.device, after, registration.ending)
@@ -70,8 +72,6 @@ class PagePuts:
     def _waited(self, registration: Registration, _: "asyncio.Future[bool]") -> None:
         """Count a put that waits no more; its event is not asked any more either."""
         registration.num_waiting -= 1
-        self._num_waiting[registration.owner] -= 1
-        self._num_waiting += Counter()  # drops clients without waiting puts
         registration.look()
 
     async def _store_after(

@@ -23,7 +23,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
-from ...tiers.gpu.device.contract import Device, DeviceError, Event
+from ...tiers.gpu.device.contract import Device, DeviceError, DeviceFault, Event
 from ...tiers.gpu.pages.gather import AddressesOf, GatherCopier, PageLane
 from ...tiers.gpu.pages.kernels import load, measured
 from ...tiers.gpu.pages.layouts import LayoutError, check_layout
@@ -37,7 +37,7 @@ from ..security.client_registry import ConnectedClient
 from ..server.cache_service import CacheService
 from ..transfer.lanes import Route
 from .deliveries import PageDelivery, PageGet
-from .mapping import DeviceOccupied, apart, layout_of, map_pages
+from .mapping import apart, layout_of, map_pages
 from .page_puts import PagePuts
 from .registrations import (
     MAX_DELIVERIES,
@@ -102,7 +102,7 @@ class DirectPath:
         self._registrations: list[Registration] = []
         self._registering: Counter[int] = Counter()  # RegisterPages under way, by client
         self._num_closing = 0  # registrations with memory that is being unmapped
-        self._puts = PagePuts(service, self.counters, self._on_trouble)
+        self._puts = PagePuts(service, self.counters, self._on_trouble, self._registrations)
         self._numbers = count(1)
         self._is_closed = False
         self._lanes = {one.device.uuid: _OpenLane.of(one) for one in devices}
@@ -160,10 +160,10 @@ class DirectPath:
         make = apart(lambda: map_pages(lane, identity.geometry, request), f"kvtier-map-{client.id}")
         try:
             mapping = await asyncio.wrap_future(make)
-        except DeviceOccupied:
-            message = "all streams of the device are taken; close another runtime's pages"
-            raise error("TOO_MANY_CLIENTS", message, retry_after_s=1.0) from None
         except DeviceError as problem:
+            if problem.fault is DeviceFault.OCCUPIED:
+                message = "all streams of the device are taken; close another runtime's pages"
+                raise error("TOO_MANY_CLIENTS", message, retry_after_s=1.0) from None
             self.counters[f"direct_register_{problem.fault.value}"] += 1
             raise error("NO_DEVICE", f"the pages cannot be opened: {problem}") from None
         dram = self._service.memory(Tier.DRAM)

@@ -119,8 +119,6 @@ def carries(device: Device, home: Device) -> bool:
     there = home.register_host(memoryview(host), is_read_only=False)
     at_home, at_peer = home.allocate(TRIAL_BYTES), device.allocate(TRIAL_BYTES)
     to_home, to_peer = home.take_stream(), device.take_stream()
-    if to_home is None or to_peer is None:
-        raise DeviceError(DeviceFault.REFUSED, "no stream is free to try a peer with")
     for on, stream, source, target in (
         (home, to_home, there, at_home.address),
         (device, to_peer, at_home.address, at_peer.address),

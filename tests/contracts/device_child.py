@@ -18,7 +18,6 @@ def main(kind: str, handle: str, num_bytes: int) -> None:
     np.frombuffer(mapping, np.uint8)[:] = np.arange(num_bytes, dtype=np.uint8)
     source = device.register_host(memoryview(mapping), is_read_only=False)
     stream = device.take_stream()
-    assert stream is not None
     event, shared = device.export_event()
     stream.copy(pieces((source, memory.address, num_bytes)))
     stream.record(event)

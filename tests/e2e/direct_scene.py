@@ -200,7 +200,6 @@ class Runtime:
         wanted = np.random.default_rng(seed).integers(0, 256, self.whole.nbytes, np.uint8)
         self.device.poke(source.address, wanted.tobytes())
         stream = self._compute = self._compute or self.device.take_stream()
-        assert stream is not None
         columns = ([source.address], [self.exporter.memories[0].address], [self.whole.nbytes])
         stream.copy(
             CopyPieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True)))

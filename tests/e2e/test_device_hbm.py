@@ -239,7 +239,7 @@ def test_memory_that_cannot_be_pinned(tmp_path: Path) -> None:
 
 def test_too_few_streams(tmp_path: Path) -> None:
     device = FakeDevice(num_streams=4)
-    with pytest.raises(StartError, match="no streams left"):
+    with pytest.raises(StartError, match="all 4 streams are taken"):
         assemble(make_settings(tmp_path), 1, device)
     assert not device.memory.regions
 

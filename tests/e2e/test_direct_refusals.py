@@ -184,7 +184,6 @@ def test_puts_that_wait_for_a_runtime_s_event_are_bounded_per_client(served: Ser
                 for one in (client, client, other)
             ]
             stream = pages.device.take_stream()
-            assert stream is not None
             for one in registered:
                 stream.record(one.events[0])
             chains = [names(f"chain {number}", 1) for number in range(MAX_WAITING_PUTS)]
@@ -342,7 +341,6 @@ def test_an_event_is_not_asked_any_more_once_its_waiter_was_cancelled(num_cancel
     """It is given back then, and asking it would be an error that takes the device."""
     device = FakeDevice(seed=1)
     stream = device.take_stream()
-    assert stream is not None
     event, _ = device.export_event()
     stream.record(event)  # the device stands still: it does not happen
 

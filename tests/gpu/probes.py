@@ -130,7 +130,6 @@ def batch(kind: str, count: int) -> None:
     source, back = np.random.default_rng(count).integers(0, 256, (2, num_bytes), np.uint8)
     pinned = [device.register_host(array.data, is_read_only=False) for array in (source, back)]
     memory, stream = device.allocate(num_bytes), device.take_stream()
-    assert stream is not None
     offsets = np.arange(count, dtype=np.uint64) * np.uint64(PIECE_BYTES)
     order = np.random.default_rng(1).permutation(offsets)
     lengths = np.full(count, PIECE_BYTES, np.int64)
@@ -170,7 +169,6 @@ def sweep(kind: str, write: Callable[[Any], None]) -> bool:
     pinned = device.register_host(host.data, is_read_only=False)
     both = device.allocate(2 * kernels.MEASURED_BYTES)
     stream = device.take_stream()
-    assert stream is not None
     event, _ = device.export_event()
     inside = both.address, both.address + kernels.MEASURED_BYTES
     ends = {"up": (pinned, inside[0]), "down": (inside[0], pinned), "within": inside}

@@ -65,7 +65,6 @@ def test_exponents_decode_to_the_hosts_bits(device: Device, shape: Shape) -> Non
     assert launch is not None, "the kernels must compile where there is a GPU"
     decoder, codec = DeviceExponents(device, launch), Exponents()
     stream = device.take_stream()
-    assert stream is not None
     stored_bytes = 2 * shape.raw_bytes  # room for any number of exceptions
     stored = np.zeros((COUNT, stored_bytes), np.uint8)  # what the host encodes
     raw = np.zeros((COUNT, shape.raw_bytes), np.uint8)  # what the device decodes
@@ -98,7 +97,6 @@ def test_pieces_by_the_kernel(device: Device, length: int) -> None:
     shuffled = np.uint64(addresses[1]) + rng.permutation(offsets)
     kernel = PieceKernel(device, launch)
     stream = device.take_stream()
-    assert stream is not None
     sources = np.uint64(addresses[0]) + np.uint64(2) * offsets
     kernel.copy(stream, CopyPieces(sources, shuffled, np.full(COUNT, length)))
     finish(device, stream)
@@ -119,7 +117,6 @@ def test_the_digest_is_the_hosts(device: Device, length: int) -> None:
     address = device.register_host(data.data, is_read_only=False)
     memory = device.allocate(data.nbytes)
     stream = device.take_stream()
-    assert stream is not None
     columns = ([address], [memory.address], [data.nbytes])
     stream.copy(CopyPieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True))))
     ticket = digest.digest(stream, [memory.address + i * length for i in range(COUNT)], length)
@@ -152,7 +149,6 @@ def test_quantised_records_decode_to_the_hosts_bits(
     places = [device.register_host(array.data.cast("B"), is_read_only=False) for array in (stored, raw)]
     decoder = DeviceQuantised(device, launch)
     stream = device.take_stream()
-    assert stream is not None
     ends = [(places[0] + i * stored_bytes, places[1] + i * shape.raw_bytes) for i in range(COUNT)]
     records = [Record(source, stored_bytes, target) for source, target in ends]
     ticket = decoder.decode(stream, codec, shape, records)

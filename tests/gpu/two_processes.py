@@ -72,7 +72,6 @@ def shared(kind: str, write: Callable[[Any], None]) -> bool:
     """Read another process's tensor, opened twice, after its event."""
     device, child = device_of(kind), Child("exporter", kind)
     said, host, stream = child.said, Host(device), device.take_stream()
-    assert stream is not None
     handle, offset = bytes.fromhex(said["handle"]), said["offset"]
     opened = [device.open(handle, offset + SIZE) for _ in range(2)]
     event = device.open_event(bytes.fromhex(said["event"]))
@@ -133,7 +132,6 @@ def spinner(kind: str) -> None:
     device = device_of(kind) if kind == "cuda" else FakeDevice()
     memories = [device.allocate(SIZE) for _ in range(2)]
     stream = device.take_stream()
-    assert stream is not None
     event, handle = device.export_event()
     if kind == "cuda":
         launch = launching.load(device, SPIN, ("spin",))
@@ -175,7 +173,6 @@ def killed(kind: str, write: Callable[[Any], None]) -> bool:
     own, host = device.allocate(SIZE), Host(device)
     stuck, other = device.take_stream(), device.take_stream()
     assert stuck is not None
-    assert other is not None
     heartbeat, threads = Heartbeat(), ThreadPoolExecutor(4)
     found: dict[str, Any] = {}
 

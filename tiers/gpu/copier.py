@@ -81,7 +81,7 @@ class DeviceCopier:
     `enqueuer` runs what a batch costs the host, tens of microseconds (milliseconds where warm memory must be
     registered first). With `hashers` every fragment that landed in `target`, which is warm memory then, is
     hashed there and compared before it counts. Keeps two streams of the device until the engine is
-    closed. Raises DeviceError (REFUSED) when there are none left."""
+    closed. Raises DeviceError (OCCUPIED) when there are none left."""
 
     def __init__(
         self,
@@ -102,12 +102,7 @@ class DeviceCopier:
         self._next = 0
         engine.before_close.append(self._give_streams)
         for _ in range(NUM_STREAMS):
-            stream = engine.device.take_stream()
-            if stream is None:
-                raise DeviceError(
-                    DeviceFault.REFUSED, "no streams left for this edge; ask the device for more"
-                )
-            self._streams.append(stream)
+            self._streams.append(engine.device.take_stream())
 
     def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
         """Begin copying `items`; outcomes come in their order, on a thread of the device's."""

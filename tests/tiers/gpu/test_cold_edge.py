@@ -242,7 +242,6 @@ def test_a_slot_that_is_still_read_is_not_written(tmp_path: Path) -> None:
             device.allocate(item.label.raw_length),
         )
         stream = device.take_stream()
-        assert stream is not None
         event = stream.record()
         reader = Flight(stream, event, TouchedPlaces(Tier.HBM, [item.target]), NOTHING)
         rig.engine.flights.begin(reader)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvtier.tiers.base import Cause, CopyError, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Tier
 from kvtier.tiers.gpu.copier import DeviceEnd
-from kvtier.tiers.gpu.device.contract import CopyPieces, Stream
+from kvtier.tiers.gpu.device.contract import CopyPieces
 from kvtier.tiers.gpu.device.flights import Flight, Flights, TouchedPlaces
 from kvtier.tiers.memory.headers import LabelColumns
 from kvtier.tiers.memory.places import column_of
@@ -186,7 +186,7 @@ class Ordered:
         self.flights = Flights(self.device)
         self.start = {tier: self.device.allocate(8 * LENGTH).address for tier in (Tier.HBM, Tier.DRAM)}
         self.open: list[Flight] = []
-        self.streams: list[Stream] = [s for _ in range(4) if (s := self.device.take_stream()) is not None]
+        self.streams = [self.device.take_stream() for _ in range(4)]
 
     def begin(self, stream: int, source: Tier, target: Tier, pairs: list[tuple[int, int]]) -> None:
         """Copy a byte range of its own from each source place to its target place."""

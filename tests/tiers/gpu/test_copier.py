@@ -267,7 +267,7 @@ def test_a_slab_that_does_not_fit() -> None:
     few = FakeDevice(num_streams=2)
     with pytest.raises(DeviceError) as caught:
         Hot(few)
-    assert caught.value.fault is DeviceFault.REFUSED
+    assert caught.value.fault is DeviceFault.OCCUPIED
     few.shut_down()
 
 

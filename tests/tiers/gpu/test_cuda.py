@@ -135,7 +135,6 @@ def test_any_thread_may_call() -> None:
     event, _ = on_fresh_thread(device.export_event)
     assert on_fresh_thread(event.is_done)
     stream = device.take_stream()
-    assert stream is not None
     on_fresh_thread(lambda: stream.copy(pieces((memory.address, memory.address + 64, 64))))
     on_fresh_thread(lambda: stream.record(event))
     device.give_stream(stream)
@@ -150,7 +149,6 @@ def test_a_batch_goes_in_parts_that_a_driver_is_known_to_take() -> None:
     source, target = device.allocate(8 * num_pieces), device.allocate(8 * num_pieces)
     stub.fakes[0].poke(source.address, np.random.default_rng(1).bytes(8 * num_pieces))
     stream = device.take_stream()
-    assert stream is not None
     at = range(0, 8 * num_pieces, 8)
     stream.copy(pieces(*((source.address + offset, target.address + offset, 8) for offset in at)))
     event = stream.record()
@@ -170,7 +168,6 @@ def test_a_broken_context_is_a_lost_device() -> None:
     stub: Any = device.stub  # type: ignore[attr-defined]
     memory = device.allocate(2 * SIZE)
     stream = device.take_stream()
-    assert stream is not None
     stub.fakes[0].lose("an illegal address")  # every later call says 719
     with pytest.raises(DeviceError) as caught:
         stream.copy(pieces((memory.address, memory.address + SIZE, SIZE)))
@@ -186,7 +183,6 @@ def test_whoever_waits_is_told_of_the_loss() -> None:
     device = stubbed_cuda()
     stub: Any = device.stub  # type: ignore[attr-defined]
     stream = device.take_stream()
-    assert stream is not None
     blocker, _ = device.export_event()  # recorded by nobody who is alive: what waits for it is never done
     stub.things[blocker.pointer].cells[0] = 1  # type: ignore[attr-defined]
     stream.wait(blocker)
@@ -247,7 +243,7 @@ class StubTorch(ModuleType):
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubDriver]:
     """The driver of a runtime's process with one GPU."""
     stub = StubDriver()
-    stub.fakes[0] = FakeDevice()
+    stub.fakes[0] = FakeDevice(num_streams=64)
     monkeypatch.setitem(sys.modules, "torch", StubTorch("torch"))
     with stubbed(stub):
         yield stub

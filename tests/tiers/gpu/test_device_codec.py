@@ -42,7 +42,6 @@ class Bench:
         self.shape = shape
         self.codec = DeviceExponents(self.device, kernels)
         stream = self.device.take_stream()
-        assert stream is not None
         self.stream = stream
         self.stored_bytes = -(-Exponents().stored_bound(shape) // 8) * 8
         self.memory: list[DeviceMemory] = []

@@ -23,7 +23,6 @@ class Bench:
         self.device = FakeDevice(seed=seed)
         self.digest = DeviceDigest(self.device, on_host(SOURCE, NAMES))
         stream = self.device.take_stream()
-        assert stream is not None
         self.stream = stream
         self.memory: list[DeviceMemory] = []
 

@@ -27,7 +27,6 @@ def device() -> Iterator[FakeDevice]:
 
 def take(device: FakeDevice) -> Stream:
     stream = device.take_stream()
-    assert stream is not None
     return stream
 
 

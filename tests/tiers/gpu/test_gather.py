@@ -73,7 +73,6 @@ def make_scene(hashers: Executor | None = None) -> Scene:
     layout = PageLayout(NUM_PAGES, 4, LAYER_BYTES, 64, 32, (tensor,))
     check_layout(layout, GEOMETRY, [pages.nbytes])
     stream = device.take_stream()
-    assert stream is not None
     troubles: list[DeviceError] = []
     gather = GatherCopier(
         RegisteredPages(page_table(layout, GEOMETRY, [memory.address])),

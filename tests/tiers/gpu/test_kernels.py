@@ -115,7 +115,6 @@ def test_columns_are_not_reused_before_their_launch_is_done() -> None:
     launch = HostLaunch(device)
     kernel = PieceKernel(device, launch, slab_pieces=8)
     stream = device.take_stream()
-    assert stream is not None
     pieces, source, target = pieces_between(device, 100, 16)
     device.poke(source.address, bytes(range(100)) * 16)
     kernel.copy(stream, pieces)
@@ -136,7 +135,6 @@ def test_the_choice_follows_the_mean_piece() -> None:
     launch = HostLaunch(device)
     copier = PieceCopier(PieceKernel(device, launch), {Way.UP: 64, Way.WITHIN: 32})
     stream = device.take_stream()
-    assert stream is not None
     ways = (Way.UP, 63, 2), (Way.UP, 64, 2), (Way.UP, 4096, 2), (Way.WITHIN, 63, 2), (Way.WITHIN, 31, 3)
     for way, length, launches in ((Way.UP, 16, 1), *ways, (Way.DOWN, 16, 3)):
         copier.copy(stream, pieces_between(device, 4, length)[0], way)

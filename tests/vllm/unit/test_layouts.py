@@ -51,7 +51,6 @@ class Rank:
             num_runs=len(group.runs),
         )
         stream = self.device.take_stream()
-        assert stream is not None
         self.stream = stream
         pages = DevicePages([group], exporter, self.mark) if is_on_device else None
         if pages is not None:

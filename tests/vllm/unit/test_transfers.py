@@ -44,7 +44,6 @@ class Rank:
     def __init__(self, served: Served, kernel: int = 0, call_s: float = WAIT_S) -> None:
         self.runtime = Runtime(served.target, is_live=not kernel)  # its tensors are the cache
         stream = self.runtime.device.take_stream()
-        assert stream is not None
         self.marked: list[Any] = []
         self.over: tuple[set[str], set[str]] = (set(), set())  # loads, and those of them that failed
 

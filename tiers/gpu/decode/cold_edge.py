@@ -26,7 +26,7 @@ from functools import partial
 
 from ....v1.shm import PAGE_BYTES
 from ...base import Buffer, Cause, CopyError, CopyItem, CopyOutcome
-from ...block import FragmentLabel, Tier
+from ...block import Tier
 from ...codecs.base import Codec, CodecError, Shape
 from ...cold.engine import ColdStore
 from ...cold.log import record_bytes
@@ -36,7 +36,7 @@ from ..device.flights import NOTHING, TouchedPlaces
 from ..device.slabs import Slab, Slabs
 from ..hbm import HbmEngine
 from . import gds
-from .decoding import DecodeItem, DeviceDecoding, Findings
+from .decoding import DecodeItem, DeviceDecoding, Digests
 from .exponents import Record
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class _Load:
     """One item on its way through a chunk."""
 
     position: int
+    item: CopyItem
     area: int  # in the chunk
     codec: Codec | None
     shape: Shape
@@ -76,12 +77,12 @@ class _ColdBatch:
     on_host: list[int] = field(default_factory=list)  # positions of what the host does
     disputed: set[int] = field(default_factory=set)  # of them what the device found to be wrong
     is_direct: bool = False  # read by GPUDirect Storage
-    findings: Findings | None = None  # of the device, once it was asked
+    digests: Digests | None = None  # of the device, once it was asked
 
     @property
     def targets(self) -> list[int]:
         """The places in hbm of what goes through the chunk."""
-        return [self.items[load.position].target for load in self.loads]
+        return [load.item.target for load in self.loads]
 
 
 class ColdCopier:
@@ -108,10 +109,7 @@ class ColdCopier:
         self._readers = readers
         self.decoding = decoding
         self._is_trusted = True  # until a kernel made something wrong of a good record
-        stream = engine.device.take_stream()
-        if stream is None:
-            raise DeviceError(DeviceFault.REFUSED, "no stream left for the edge from nvme to hbm")
-        self._stream: Stream = stream
+        self._stream: Stream = engine.device.take_stream()
         self.chunks = chunks or make_chunks(engine.device)
         engine.before_close.append(self._give_back)
 
@@ -160,7 +158,7 @@ class ColdCopier:
         end = 0
         for position, item in enumerate(batch.items):
             num_bytes = record_bytes(stored_bytes(item.label))
-            load = self._load(position, end, item.label)
+            load = self._load(position, item, end)
             if load is not None and end + num_bytes <= self.chunks.shared_bytes:
                 batch.loads.append(load)
                 end += num_bytes
@@ -170,9 +168,9 @@ class ColdCopier:
         if batch.chunk is None:
             batch.on_host, batch.loads = list(range(len(batch.items))), []
 
-    def _load(self, position: int, area: int, label: FragmentLabel) -> _Load | None:
+    def _load(self, position: int, item: CopyItem, area: int) -> _Load | None:
         """Return how an item goes by the device; None: it does not."""
-        codecs = self._store.codecs
+        codecs, label = self._store.codecs, item.label
         try:
             shape = codecs.shape(label)
             codec = codecs.codec_to_write(label) if label.codec_id else None
@@ -185,13 +183,13 @@ class ColdCopier:
             self._is_trusted and self.decoding.takes(codec, shape, stored_bytes(label))
         ):
             return None
-        return _Load(position, area, codec, shape)
+        return _Load(position, item, area, codec, shape)
 
     def _read_by_host(self, batch: _ColdBatch, chunk: Slab) -> None:
         """Read, and compare the hashes of what is stored."""
         transfers = []
         for load in batch.loads:
-            source, _, label = batch.items[load.position]
+            source, _, label = load.item
             payload = chunk.view[load.area + PAGE_BYTES :][: stored_bytes(label)]
             transfers.append((source, label, payload))
         good = []
@@ -211,9 +209,8 @@ class ColdCopier:
         assert batch.chunk is not None
         try:
             for load in batch.loads:
-                source, _, label = batch.items[load.position]
-                num_bytes = record_bytes(stored_bytes(label))
-                direct.read(source, DeviceMemory(batch.chunk.device + load.area, num_bytes))
+                num_bytes = record_bytes(stored_bytes(load.item.label))
+                direct.read(load.item.source, DeviceMemory(batch.chunk.device + load.area, num_bytes))
         except DeviceError as error:
             if error.fault is not DeviceFault.LOST:
                 log.error("GPUDirect Storage is not used any more: %s", error)
@@ -246,7 +243,7 @@ class ColdCopier:
         moves: list[tuple[int, int, int]] = []
         works = []
         for load, target in zip(batch.loads, targets, strict=True):
-            num_bytes = stored_bytes(batch.items[load.position].label)
+            num_bytes = stored_bytes(load.item.label)
             payload = load.area + PAGE_BYTES
             if batch.is_direct:
                 copies.append((chunk.device + load.area, chunk.host + load.area, PAGE_BYTES))
@@ -263,7 +260,7 @@ class ColdCopier:
         for columns in (copies, moves):
             if columns:
                 stream.copy(pieces_of(columns))
-        batch.findings = self.decoding.enqueue(stream, works)
+        batch.digests = self.decoding.enqueue(stream, works)
 
     def _broke(self, batch: _ColdBatch, error: CopyError | DeviceError) -> None:
         """Nothing of a batch is under way, and nothing will be: its slots are as they were."""
@@ -290,13 +287,13 @@ class ColdCopier:
 
     def _judge(self, batch: _ColdBatch) -> None:
         """Believe what has the checksum that its record says; have the host do the rest again."""
-        chunk, findings = batch.chunk, batch.findings
+        chunk = batch.chunk
         assert chunk is not None
-        assert findings is not None
-        digests = iter(findings.digests())
+        assert batch.digests is not None
+        digests = iter(batch.digests())
         num_landed = num_bytes = 0
         for load in batch.loads:
-            item = batch.items[load.position]
+            item = load.item
             if batch.is_direct:
                 outcome = self._store.confirm(item.source, item.label, chunk.view[load.area :][:PAGE_BYTES])
             else:

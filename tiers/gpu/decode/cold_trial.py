@@ -60,10 +60,10 @@ class ColdTrial:
         self._helpers = helpers
         self._copier = copier
         self._device = copier.device
-        stream, chunks = self._device.take_stream(), [copier.chunks.take() for _ in range(2)]
-        if stream is None or None in chunks:
-            raise DeviceError(DeviceFault.REFUSED, "no stream or chunk is free to measure with")
-        self._stream: Stream = stream
+        self._stream: Stream = self._device.take_stream()
+        chunks = [copier.chunks.take() for _ in range(2)]
+        if None in chunks:
+            raise DeviceError(DeviceFault.REFUSED, "no chunk is free to measure with")
         self._chunks: list[Slab] = [chunk for chunk in chunks if chunk is not None]
         self._num_fragments = min(NUM_FRAGMENTS, copier.chunks.shared_bytes // (2 * SHAPE.raw_bytes))
         self._file_bytes = min(FILE_BYTES, copier.chunks.shared_bytes)
@@ -96,9 +96,9 @@ class ColdTrial:
         def by_device() -> None:
             sent = (encoded.host, encoded.device, self._num_fragments * stored_bytes)
             self._stream.copy(pieces_of([sent]))
-            findings = self._decoding.enqueue(self._stream, works)
+            digests = self._decoding.enqueue(self._stream, works)
             wait_for(self._device, self._stream, HANG_S)
-            found.extend(findings.digests())
+            found.extend(digests())
 
         def by_host() -> None:
             list(self._helpers.map(partial(codec.decode, SHAPE), stored, raw))

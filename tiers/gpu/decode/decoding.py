@@ -7,10 +7,10 @@ codecs, records of varying length) is the host's, and so is what finds no scratc
 Never ran on a GPU.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ...codecs.base import Codec, Shape
 from ...codecs.exact.exponents import Exponents
@@ -32,34 +32,9 @@ class DecodeItem(NamedTuple):
     record: Record
 
 
-class DecodeCall(NamedTuple):
-    """Fragments of one call, by their positions, and the tickets of their decoding and of their digests."""
-
-    positions: list[int]
-    decoded: Ticket | None  # None: they are raw
-    digests: Ticket
-
-
-class Findings:
-    """What the device will have found of the works of one `enqueue`."""
-
-    def __init__(self, num_works: int, parts: list[DecodeCall]) -> None:
-        self._num_works = num_works
-        self._parts = parts
-
-    def digests(self) -> list[bytes | None]:
-        """Return the checksum of each slot.
-
-        Empty where nothing encodes to that record, None where there was no scratch for it. Call it once, when
-        the device is known to be done.
-        """
-        found: list[bytes | None] = [None] * self._num_works
-        for part in self._parts:
-            digests = digests_of(part.digests)
-            wrong = [0] * len(digests) if part.decoded is None else part.decoded.results().tolist()
-            for position, digest, is_wrong in zip(part.positions, digests, wrong, strict=True):
-                found[position] = b"" if is_wrong else digest
-        return found
+#: Returns the checksum of each slot: empty where nothing encodes to its record, None where there was no
+#: scratch for it. To be called once, when the device is known to be done.
+Digests: TypeAlias = Callable[[], list[bytes | None]]
 
 
 class DeviceDecoding:
@@ -88,13 +63,25 @@ class DeviceDecoding:
         min_bytes, num_decoded = decoder.limits(codec, shape) if decoder is not None else (0, 0)
         return CallLimits(min_bytes, min(num_hashed, num_decoded))
 
-    def enqueue(self, stream: Stream, works: Sequence[DecodeItem]) -> Findings:
+    def enqueue(self, stream: Stream, works: Sequence[DecodeItem]) -> Digests:
         """Enqueue everything for `works`, all of which it `takes`.
 
         Raises DeviceError; scratch of calls that were begun is then not used again.
         """
-        calls = [self._call(stream, positions, works) for positions in self._calls(works)]
-        return Findings(len(works), [call for call in calls if call is not None])
+        calls = [(positions, self._call(stream, positions, works)) for positions in self._calls(works)]
+
+        def digests() -> list[bytes | None]:
+            found: list[bytes | None] = [None] * len(works)
+            for positions, call in calls:
+                if call is None:
+                    continue
+                decoded, hashed = call
+                wrong = [0] * len(positions) if decoded is None else decoded.results().tolist()
+                for position, digest, is_wrong in zip(positions, digests_of(hashed), wrong, strict=True):
+                    found[position] = b"" if is_wrong else digest
+            return found
+
+        return digests
 
     def _calls(self, works: Sequence[DecodeItem]) -> Iterator[list[int]]:
         """Cut works into calls: one codec, one shape, no more of them than a call takes."""
@@ -108,7 +95,10 @@ class DeviceDecoding:
             for first in range(0, len(positions), most):
                 yield positions[first : first + most]
 
-    def _call(self, stream: Stream, positions: list[int], works: Sequence[DecodeItem]) -> DecodeCall | None:
+    def _call(
+        self, stream: Stream, positions: list[int], works: Sequence[DecodeItem]
+    ) -> tuple[Ticket | None, Ticket] | None:
+        """Return the tickets of decoding, None where they are raw, and of digests; None: no scratch."""
         if not self._digest.has_scratch:
             return None
         codec, shape, _ = works[positions[0]]
@@ -118,9 +108,9 @@ class DeviceDecoding:
             decoded = self._decoders[type(codec)].decode(stream, codec, shape, records)
             if decoded is None:
                 return None
-        digests = self._digest.digest(stream, [record.raw for record in records], shape.raw_bytes)
-        assert digests is not None, "only this thread takes scratch"
-        return DecodeCall(positions, decoded, digests)
+        hashed = self._digest.digest(stream, [record.raw for record in records], shape.raw_bytes)
+        assert hashed is not None, "only this thread takes scratch"
+        return decoded, hashed
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""

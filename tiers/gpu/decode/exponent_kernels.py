@@ -23,33 +23,17 @@ from ..device.launching import PRELUDE
 SOURCE = (
     PRELUDE
     + r"""
-struct Shape {            // of every fragment of a launch
-    int num_fragments;
-    int num_parts;        // layers times planes
-    int num_values;       // of a part
-    int num_blocks;       // of a part: num_values / 512
-    int blocks_at;        // bytes from a fragment's begin
-    int exceptions_at;
-};
-// As six numbers, because every launcher can pass numbers.
+// The shape of every fragment of a launch. num_parts: layers times planes; num_values, num_blocks: of a part,
+// in whole blocks of 512 values; blocks_at, exceptions_at: bytes from a fragment's begin.
 #define SHAPE \
     int num_fragments, int num_parts, int num_values, int num_blocks, int blocks_at, int exceptions_at
-#define TAKE_SHAPE \
-    const Shape s = {num_fragments, num_parts, num_values, num_blocks, blocks_at, exceptions_at}
 
 static const int BLOCK = 512, LANES = 64, BLOCK_BYTES = 512 + 192;
 static const u32 WRONG = 1;
 
-__device__ static const u8* block_of(const Shape s, const u64* stored, i64 index)
+__device__ static const u8* block_of(const u64* stored, i64 index, i64 per_fragment, int blocks_at)
 {
-    const i64 per_fragment = (i64)s.num_parts * s.num_blocks;
-    return (const u8*)stored[index / per_fragment] + s.blocks_at + index % per_fragment * BLOCK_BYTES;
-}
-
-__device__ static u16* values_of(const Shape s, const u64* raw, i64 index)
-{
-    const i64 part = index / s.num_blocks;
-    return (u16*)raw[part / s.num_parts] + part % s.num_parts * s.num_values + index % s.num_blocks * BLOCK;
+    return (const u8*)stored[index / per_fragment] + blocks_at + index % per_fragment * BLOCK_BYTES;
 }
 
 __device__ static u64 marks_of(const u8* block, int word)  // bit: this value is an exception
@@ -67,9 +51,8 @@ __device__ static u32 marks_before(const u8* block, int lane)  // of this block
 
 extern "C" __global__ void kvtier_exponents_count(SHAPE, const u64* stored, u32* counts)
 {
-    TAKE_SHAPE;
-    EACH(i, (i64)s.num_fragments * s.num_parts * s.num_blocks) {
-        const u8* block = block_of(s, stored, i);
+    EACH(i, (i64)num_fragments * num_parts * num_blocks) {
+        const u8* block = block_of(stored, i, (i64)num_parts * num_blocks, blocks_at);
         u32 count = 0;
         for (int word = 0; word < 8; ++word) count += __popcll(marks_of(block, word));
         counts[i] = count;
@@ -80,14 +63,13 @@ extern "C" __global__ void kvtier_exponents_count(SHAPE, const u64* stored, u32*
 extern "C" __global__ void kvtier_exponents_tail(
     SHAPE, const u64* stored, const u64* raw, const u32* ends, const u32* status)
 {
-    TAKE_SHAPE;
-    const int length = s.num_values - s.num_blocks * BLOCK;
-    EACH(i, (i64)s.num_fragments * s.num_parts * length) {
-        const i64 fragment = i / ((i64)s.num_parts * length);
+    const int length = num_values - num_blocks * BLOCK;
+    EACH(i, (i64)num_fragments * num_parts * length) {
+        const i64 fragment = i / ((i64)num_parts * length);
         if (status[fragment]) continue;
-        const i64 inside = i % ((i64)s.num_parts * length);
-        const u8* bytes = (const u8*)stored[fragment] + s.exceptions_at + ends[fragment] + 2 * inside;
-        u16* part = (u16*)raw[fragment] + inside / length * s.num_values + s.num_blocks * BLOCK;
+        const i64 inside = i % ((i64)num_parts * length);
+        const u8* bytes = (const u8*)stored[fragment] + exceptions_at + ends[fragment] + 2 * inside;
+        u16* part = (u16*)raw[fragment] + inside / length * num_values + num_blocks * BLOCK;
         part[inside % length] = (u16)(bytes[0] | bytes[1] << 8);
     }
 }
@@ -96,15 +78,14 @@ extern "C" __global__ void kvtier_exponents_tail(
 extern "C" __global__ void kvtier_exponents_find(
     SHAPE, const u64* stored, const i64* rooms, const u32* counts, u32* offsets, u32* ends, u32* status)
 {
-    TAKE_SHAPE;
-    EACH(fragment, s.num_fragments) {
+    EACH(fragment, num_fragments) {
         const u32* head = (const u32*)stored[fragment];
-        bool is_wrong = head[0] != (u32)s.num_parts;
-        i64 end = 0, i = fragment * s.num_parts * s.num_blocks;
-        for (int part = 0; part < s.num_parts; ++part) {
+        bool is_wrong = head[0] != (u32)num_parts;
+        i64 end = 0, i = fragment * num_parts * num_blocks;
+        for (int part = 0; part < num_parts; ++part) {
             const u32 top = head[1 + 2 * part], declared = head[2 + 2 * part];
             i64 used = 0;
-            for (int block = 0; block < s.num_blocks; ++block, ++i) {
+            for (int block = 0; block < num_blocks; ++block, ++i) {
                 offsets[i] = (u32)(end + used);
                 used += counts[i];
             }
@@ -119,18 +100,17 @@ extern "C" __global__ void kvtier_exponents_find(
 extern "C" __global__ void kvtier_exponents_decode(
     SHAPE, const u64* stored, const u64* raw, const u32* offsets, const u32* status)
 {
-    TAKE_SHAPE;
-    EACH(i, (i64)s.num_fragments * s.num_parts * s.num_blocks * LANES) {
-        const i64 index = i / LANES, part = index / s.num_blocks, fragment = part / s.num_parts;
+    EACH(i, (i64)num_fragments * num_parts * num_blocks * LANES) {
+        const i64 index = i / LANES, part = index / num_blocks, fragment = part / num_parts;
         const int lane = (int)(i % LANES);
         if (status[fragment]) continue;
-        const u8* block = block_of(s, stored, index);
+        const u8* block = block_of(stored, index, (i64)num_parts * num_blocks, blocks_at);
         const u8* codes = block + BLOCK + lane;
         const u8 low = codes[0], middle = codes[LANES], high = codes[2 * LANES];
-        const u8 top = (u8)((const u32*)stored[fragment])[1 + 2 * (part % s.num_parts)];
-        const u8* exception = (const u8*)stored[fragment] + s.exceptions_at + offsets[index];
+        const u8 top = (u8)((const u32*)stored[fragment])[1 + 2 * (part % num_parts)];
+        const u8* exception = (const u8*)stored[fragment] + exceptions_at + offsets[index];
         if (low & middle & high) exception += marks_before(block, lane);
-        u16* values = values_of(s, raw, index) + lane;
+        u16* values = (u16*)raw[fragment] + part % num_parts * num_values + index % num_blocks * BLOCK + lane;
         for (int bit = 0; bit < 8; ++bit) {
             const int code = (low >> bit & 1) | (middle >> bit & 1) << 1 | (high >> bit & 1) << 2;
             const u8 exponent = code == 7 ? *exception++ : (u8)(top - code);

@@ -9,7 +9,7 @@ import threading
 
 from ...base import Buffer
 from ...payload import copy, copy_and_checksum
-from .contract import Device, DeviceError, DeviceFault, pieces_of
+from .contract import Device, pieces_of
 from .waiting import copy_and_wait
 
 BOUNCE_BYTES = 4 << 20
@@ -24,10 +24,7 @@ class Bounce:
         self._lock = threading.Lock()
         self._mapping = mmap.mmap(-1, num_bytes)
         self._view: Buffer = memoryview(self._mapping)
-        stream = device.take_stream()
-        if stream is None:
-            raise DeviceError(DeviceFault.REFUSED, "no stream left for the bounce buffer")
-        self._stream = stream
+        self._stream = device.take_stream()
         self._address = device.register_host(self._view, is_read_only=False)
 
     def store(self, address: int, payload: Buffer) -> bytes:

@@ -31,6 +31,7 @@ class DeviceFault(Enum):
     OUT_OF_MEMORY = "out_of_memory"
     LOST = "lost"  # fell off the bus, was reset, its context is broken: nothing on it works any more
     REFUSED = "refused"  # this call cannot work: a bad handle, memory that may not be registered
+    OCCUPIED = "occupied"  # all streams are taken: another user must give one back
     UNAVAILABLE = "unavailable"  # no driver, no such device, library missing
 
 
@@ -162,8 +163,8 @@ class Device(Protocol):
         """Return another process's event. Raises DeviceError (REFUSED)."""
         ...
 
-    def take_stream(self) -> Stream | None:
-        """Take a stream out of the bounded pool; None when all are taken."""
+    def take_stream(self) -> Stream:
+        """Take a stream out of the bounded pool. Raises DeviceError (OCCUPIED) when all are taken."""
         ...
 
     def give_stream(self, stream: Stream) -> None:

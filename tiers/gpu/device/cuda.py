@@ -335,11 +335,13 @@ class CudaDevice:
 
     # ------------------------------------------------------------------------------ streams and events
 
-    def take_stream(self) -> Stream | None:
+    def take_stream(self) -> Stream:
         """See Device.take_stream."""
         self.enter()
         with self._lock:
-            return self._free_streams.pop(0) if self._free_streams else None
+            if not self._free_streams:
+                raise DeviceError(DeviceFault.OCCUPIED, f"all {len(self._streams)} streams are taken")
+            return self._free_streams.pop(0)
 
     def give_stream(self, stream: Stream) -> None:
         """See Device.give_stream."""

@@ -11,12 +11,12 @@ the wrong NUMA node are what one wants to see), and waiting for the first loads 
 made on a default that is off by a factor of twenty).
 """
 
-import mmap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .contract import Device, DeviceError, DeviceFault, DeviceMemory, pieces_of
+from .contract import Device, pieces_of
+from .slabs import Slabs
 from .waiting import copy_and_wait
 
 NUM_COPIES = 4
@@ -41,25 +41,10 @@ def measure(
     Blocks, for some milliseconds. Raises DeviceError; memory of a device that does not answer is not given
     back.
     """
-    buffer = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
-    memory = device.allocate(num_bytes)
-    try:
-        host = device.register_host(memoryview(buffer), is_read_only=False)
-    except DeviceError:
-        device.free(memory)
-        raise
-    speeds = _both_ways(device, host, memory, clock)
-    device.unregister_host(host)
-    device.free(memory)
-    return speeds
-
-
-def _both_ways(
-    device: Device, host: int, memory: DeviceMemory, clock: Callable[[], float]
-) -> tuple[LinkSpeed, LinkSpeed]:
     stream = device.take_stream()
-    if stream is None:
-        raise DeviceError(DeviceFault.REFUSED, "no stream is free to measure with")
+    slabs = Slabs(device, {"copied": num_bytes}, {}, 1)
+    slab = slabs.take()
+    assert slab is not None
 
     def time_s(source: int, target: int, length: int) -> float:
         began_at = clock()
@@ -69,13 +54,14 @@ def _both_ways(
     def speed(source: int, target: int) -> LinkSpeed:
         began_at = clock()
         latency_s = min(time_s(source, target, SMALL_BYTES) for _ in range(2))
-        best_s = time_s(source, target, memory.num_bytes)
+        best_s = time_s(source, target, num_bytes)
         for _ in range(NUM_COPIES - 1):
             if clock() - began_at > LIMIT_S:
                 break
-            best_s = min(best_s, time_s(source, target, memory.num_bytes))
-        return LinkSpeed(memory.num_bytes / best_s, latency_s)
+            best_s = min(best_s, time_s(source, target, num_bytes))
+        return LinkSpeed(num_bytes / best_s, latency_s)
 
-    up, down = speed(host, memory.address), speed(memory.address, host)
+    up, down = speed(slab.host, slab.device), speed(slab.device, slab.host)
     device.give_stream(stream)
+    slabs.close()
     return up, down

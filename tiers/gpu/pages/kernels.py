@@ -26,8 +26,9 @@ from functools import partial
 import numpy as np
 
 from ..device import launching
-from ..device.contract import Addresses, CopyPieces, Device, DeviceError, DeviceFault, Event, Stream
+from ..device.contract import Addresses, CopyPieces, Device, DeviceError, Event, Stream
 from ..device.launching import Launch
+from ..device.slabs import Slabs
 
 log = logging.getLogger(__name__)
 
@@ -199,21 +200,18 @@ def measured(device: Device, launch: Launch | None) -> PieceCopier:
 def _measure(device: Device, kernel: PieceKernel) -> dict[Way, int]:
     """Return the crossover of each way on this device. Raises DeviceError."""
     with ExitStack() as undo:
-        host = np.zeros(MEASURED_BYTES, np.uint8)
-        pinned = device.register_host(host.data, is_read_only=False)
-        undo.callback(device.unregister_host, pinned)
-        both = device.allocate(2 * MEASURED_BYTES)
-        undo.callback(device.free, both)
+        slabs = Slabs(device, {"copied": MEASURED_BYTES}, {"within": MEASURED_BYTES}, 1)
+        undo.callback(slabs.close)
+        slab = slabs.take()
+        assert slab is not None
         stream = device.take_stream()
-        if stream is None:
-            raise DeviceError(DeviceFault.REFUSED, "no stream is free to measure with")
         undo.callback(device.give_stream, stream)
         event = device.take_event()
         undo.callback(device.recycle, event)
         ends = {
-            Way.UP: (pinned, both.address),
-            Way.DOWN: (both.address, pinned),
-            Way.WITHIN: (both.address, both.address + MEASURED_BYTES),
+            Way.UP: (slab.host, slab.device),
+            Way.DOWN: (slab.device, slab.host),
+            Way.WITHIN: (slab.device, slab.device + MEASURED_BYTES),
         }
         return {
             way: crossover(
