@@ -11,14 +11,27 @@ from typing import Any
 import click
 
 from ...v1 import admin_pb2
-from .names import parse_block
+from .names import name_subject
 from .output import console, print_json
 from .target import TIMEOUT_S, Failed, admin, json_option, resolve, target_option
 
 
-@click.group()
-def inspect() -> None:
+@click.command()
+@click.argument("kind", type=click.Choice(["block", "session", "lease", "segment"]))
+@click.argument("name")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Read a segment in this data directory instead of asking a daemon. Nothing in it is changed.",
+)
+@target_option
+@json_option
+def inspect(kind: str, name: str, data: Path | None, target: str | None, as_json: bool) -> None:
     """Show one block, session, lease or segment in detail.
+
+    NAME is NAMESPACE:HASH for a block, with the first 8 hex digits of its prefix hash or more; the id of a
+    session or a lease; the number of a segment. Shown are tiers, leases, pins and price of a block; urgency
+    and blocks of a session; owner, deadline and pins of a lease; state, records and footer of a segment.
 
     \b
     Example:
@@ -27,85 +40,38 @@ def inspect() -> None:
       kvtier inspect lease 17
       kvtier inspect segment 3 --data /var/lib/kvtier
     """
-
-
-@inspect.command()
-@click.argument("name", metavar="NAMESPACE:HASH")
-@target_option
-@json_option
-def block(name: str, target: str | None, as_json: bool) -> None:
-    """Show a block: the tiers of its fragments, its leases and pins, its price.
-
-    HASH is the first 8 hex digits of its prefix hash, or more.
-
-    \b
-    Example:
-      kvtier inspect block 1:5f3a9c01
-    """
-    _show(_ask(target, admin_pb2.InspectRequest(block=parse_block(name))), as_json)
-
-
-@inspect.command()
-@click.argument("session_id")
-@target_option
-@json_option
-def session(session_id: str, target: str | None, as_json: bool) -> None:
-    """Show a session: its urgency and the blocks it holds.
-
-    \b
-    Example:
-      kvtier inspect session agent-42
-    """
-    _show(_ask(target, admin_pb2.InspectRequest(session_id=session_id)), as_json)
-
-
-@inspect.command()
-@click.argument("lease_id", type=click.IntRange(min=1))
-@target_option
-@json_option
-def lease(lease_id: int, target: str | None, as_json: bool) -> None:
-    """Show a lease: its owner, its deadline, what it pins.
-
-    \b
-    Example:
-      kvtier inspect lease 17
-    """
-    _show(_ask(target, admin_pb2.InspectRequest(lease_id=lease_id)), as_json)
-
-
-@inspect.command()
-@click.argument("number", type=click.IntRange(0, (1 << 32) - 1))
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Read this data directory instead of asking a daemon. Nothing in it is changed.",
-)
-@target_option
-@json_option
-def segment(number: int, data: Path | None, target: str | None, as_json: bool) -> None:
-    """Show a segment of the cold store: its state, its records, its footer.
-
-    \b
-    Example:
-      kvtier inspect segment 3
-      kvtier inspect segment 3 --data /var/lib/kvtier --json
-    """
-    if data is None:
-        _show(_ask(target, admin_pb2.InspectRequest(segment=number)), as_json)
+    if data is not None and kind != "segment":
+        raise click.UsageError("--data goes with a segment; of anything else only the daemon knows")
+    request = admin_pb2.InspectRequest()
+    if kind == "lease":
+        request.lease_id = _number(name, 1, (1 << 63) - 1)
+    elif kind == "segment":
+        request.segment = _number(name, 0, (1 << 32) - 1)
+    else:
+        name_subject(request, kind, name)
+    if data is not None:
+        _show(_read_segment(data, request.segment), as_json)
         return
+    with admin(resolve(target)) as stub:
+        answer = stub.Inspect(request, timeout=TIMEOUT_S)
+    _show(json.loads(answer.json), as_json)
+
+
+def _number(text: Any, least: int, most: int) -> int:
+    """Return the number that `text` is. Raises UsageError."""
+    return click.IntRange(least, most).convert(text, None, None)
+
+
+def _read_segment(data: Path, number: int) -> Any:
+    """Return what a segment holds, as a daemon would say it. Raises Failed."""
     from ...tiers.cold.inspection import inspect_segment  # late: only this path needs the store's parsers
 
     try:
-        _show(inspect_segment(data, number), as_json)
+        return inspect_segment(data, number)
     except FileNotFoundError as error:
         raise Failed(f"{data} has no segment {number}; its files are called segment-NNNNNN") from error
     except OSError as error:
         raise Failed(f"cannot read segment {number} in {data}: {error.strerror}") from error
-
-
-def _ask(target: str | None, request: admin_pb2.InspectRequest) -> Any:
-    with admin(resolve(target)) as stub:
-        return json.loads(stub.Inspect(request, timeout=TIMEOUT_S).json)
 
 
 def _show(answer: Any, as_json: bool) -> None:

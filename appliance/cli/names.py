@@ -1,4 +1,4 @@
-"""How a block is named on the command line: `NAMESPACE:HASH`, e.g. `1:5f3a9c01`."""
+"""How blocks and sessions are named on the command line: `NAMESPACE:HASH`, e.g. `1:5f3a9c01`, and by id."""
 
 import re
 
@@ -18,3 +18,15 @@ def parse_block(text: str) -> admin_pb2.BlockName:
             "such as 1:5f3a9c01"
         )
     return admin_pb2.BlockName(namespace_id=int(match[1]), prefix_hash=bytes.fromhex(match[2]))
+
+
+def name_subject(
+    request: admin_pb2.InspectRequest | admin_pb2.GetStoryRequest | admin_pb2.ExplainRequest,
+    kind: str,
+    name: str,
+) -> None:
+    """Set what a request is about: the block or the session called `name`. Raises UsageError."""
+    if kind == "block":
+        request.block.CopyFrom(parse_block(name))
+    else:
+        request.session_id = name

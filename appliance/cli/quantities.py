@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..config.units import format_bytes, format_duration, parse_bytes, parse_duration
+from ..config.units import format_duration, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     BytesType = click.ParamType[int]
@@ -15,22 +15,16 @@ else:  # generic since click 8.4
 
 
 class Size(BytesType):
-    """Bytes: `64MiB`, `4GB`, `1048576`; at least `least`."""
+    """Bytes: `64MiB`, `4GB`, `1048576`."""
 
     name = "size"
-
-    def __init__(self, least: int = 0) -> None:
-        self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return bytes. Fails as wrong usage, saying how to write it."""
         try:
-            num_bytes = parse_bytes(value)
+            return parse_bytes(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if num_bytes < self.least:
-            self.fail(f"{value!r} is less than {format_bytes(self.least)}", param, ctx)
-        return num_bytes
 
 
 class Sizes(ListType):

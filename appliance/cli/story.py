@@ -4,7 +4,7 @@ import click
 
 from ...v1 import admin_pb2
 from ..config.units import about_duration
-from .names import parse_block
+from .names import name_subject
 from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
@@ -26,10 +26,7 @@ def story(kind: str, name: str, target: str | None, as_json: bool) -> None:
       kvtier story session agent-42 --json
     """
     request = admin_pb2.GetStoryRequest()
-    if kind == "block":
-        request.block.CopyFrom(parse_block(name))
-    else:
-        request.session_id = name
+    name_subject(request, kind, name)
     with admin(resolve(target)) as stub:
         answer = stub.GetStory(request, timeout=TIMEOUT_S)
     if as_json:

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from ...v1 import admin_pb2
 from ..config.units import about_duration
-from .names import parse_block
+from .names import name_subject
 from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
@@ -31,10 +31,7 @@ def why(kind: str, name: str, target: str | None, as_json: bool) -> None:
       kvtier why block 1:5f3a9c01 --json
     """
     request = admin_pb2.ExplainRequest()
-    if kind == "block":
-        request.block.CopyFrom(parse_block(name))
-    else:
-        request.session_id = name
+    name_subject(request, kind, name)
     with admin(resolve(target)) as stub:
         answer = stub.Explain(request, timeout=TIMEOUT_S)
     if as_json:

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 import grpc
+from google import protobuf
 
 from ... import __version__
 from ...tiers.cold.mounts import filesystem_of
@@ -144,7 +145,7 @@ class Facts:
     @cached_property
     def versions(self) -> Versions:
         """Versions of what runs this program."""
-        return gather_versions()
+        return Versions(__version__, sys.version_info[:3], grpc.__version__, protobuf.__version__)
 
     @cached_property
     def host(self) -> Host:
@@ -187,14 +188,6 @@ class Facts:
         """Return whether the address of `observe.http` can be listened at."""
         address = self._settings.observe.http_address
         return address is None or probes.may_listen(address.host, address.port)
-
-
-def gather_versions() -> Versions:
-    """Read the versions of what is installed."""
-    major, minor, micro = sys.version_info[:3]
-    return Versions(
-        __version__, (major, minor, micro), grpc.__version__, probes.installed_version("protobuf")
-    )
 
 
 def gather_host() -> Host:

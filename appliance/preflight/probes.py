@@ -1,6 +1,5 @@
 """How the facts are found: one small question to the kernel each, answered without leaving a trace."""
 
-import importlib.metadata
 import importlib.util
 import mmap
 import os
@@ -175,16 +174,6 @@ def nearest_existing(path: Path) -> Path:
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return path
-
-
-def installed_version(*names: str) -> str:
-    """Return the version of the first installed distribution among `names`, empty when there is none."""
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ""
 
 
 def filesystem_bytes(path: str) -> int:
