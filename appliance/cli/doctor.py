@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 import grpc
 
-from ...v1 import admin_pb2, types_pb2
+from ...v1 import admin_pb2
 from ...v1.admin_pb2_grpc import AdminServiceStub
 from ..preflight.facts import Facts, RunningDaemon
 from ..preflight.table import examine
 from ..preflight.verdicts import Check, CheckVerdict
 from . import EXIT_FAILED, EXIT_OK
-from .output import console, print_json
+from .output import console, name_of_tier, print_json
 from .settings_options import load, settings_options
 from .target import TIMEOUT_S, connect, failure, json_option, resolve, target_option
 
@@ -55,7 +55,7 @@ def ask_daemon(target: str, was_named: bool) -> RunningDaemon:
             audit = stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60)
         except grpc.RpcError as error:
             return RunningDaemon(target, was_named, error=failure(error, target).message)
-    backends = {types_pb2.Tier.Name(t.tier).removeprefix("TIER_").lower(): t.backend for t in status.tiers}
+    backends = {name_of_tier(tier.tier, status.ladder): tier.backend for tier in status.tiers}
     return RunningDaemon(
         target,
         was_named,

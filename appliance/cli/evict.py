@@ -2,7 +2,9 @@
 
 import click
 
-from ...v1 import admin_pb2, types_pb2
+from ...v1 import admin_pb2
+from ...v1.conversions import WireTiers
+from ...v1.errors import InvalidRequest
 from ..config.units import about_bytes, count
 from .output import console, plain, print_json
 from .quantities import SIZE
@@ -12,7 +14,7 @@ TIMEOUT_S = 600.0  # a large cold store is emptied segment by segment
 
 
 @click.command()
-@click.argument("tier", type=click.Choice(["hbm", "dram", "nvme"]))
+@click.argument("tier")
 @click.argument("size", metavar="SIZE|all")
 @click.option(
     "--namespace", type=click.IntRange(1), metavar="ID", help="Only blocks of this namespace; goes with all."
@@ -20,7 +22,8 @@ TIMEOUT_S = 600.0  # a large cold store is emptied segment by segment
 @target_option
 @json_option
 def evict(tier: str, size: str, namespace: int | None, target: str | None, as_json: bool) -> None:
-    """Drop unpinned blocks of TIER, coldest first, until SIZE bytes were freed.
+    """Drop unpinned blocks of TIER, coldest first, until SIZE bytes were freed. Tiers are named as in the
+    settings: hbm, dram, nvme, further memories.
 
     What is being read, pinned, of a decoding session, or needed by blocks that continue it stays, and is
     counted by reason. Of nvme whole segments are emptied, oldest first, and stay empty over a restart;
@@ -37,10 +40,13 @@ def evict(tier: str, size: str, namespace: int | None, target: str | None, as_js
         raise click.UsageError("nothing to evict; write a size such as 4GiB, or all")
     if num_bytes and namespace:
         raise click.UsageError("--namespace goes with all: the whole of it leaves the tier")
-    request = admin_pb2.EvictRequest(
-        tier=types_pb2.Tier.Value(f"TIER_{tier.upper()}"), bytes=num_bytes, namespace_id=namespace or 0
-    )
     with admin(resolve(target)) as stub:
+        ladder = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S).ladder
+        try:
+            number = WireTiers.announced(ladder).number(tier)
+        except InvalidRequest as problem:
+            raise click.UsageError(problem.message) from problem
+        request = admin_pb2.EvictRequest(tier=number, bytes=num_bytes, namespace_id=namespace or 0)
         answer = stub.Evict(request, timeout=TIMEOUT_S)
     if as_json:
         print_json(plain(answer))

@@ -7,11 +7,14 @@ terminal and NO_COLOR, which rich knows about; bars of progress appear on a term
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
 from rich.console import Console
+
+from ...v1 import types_pb2
+from ...v1.conversions import WireTiers
 
 WIDTH = 120  # columns when stdout is no terminal
 
@@ -30,6 +33,12 @@ def print_json(value: object) -> None:
     """Print `value` as JSON on stdout."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     print(json.dumps(value, indent=2, ensure_ascii=not is_unicode), file=sys.stdout)
+
+
+def name_of_tier(number: int, ladder: Iterable[types_pb2.TierInfo]) -> str:
+    """Return the name of a tier, given by the number that a daemon with this ladder has for it."""
+    tier = WireTiers.announced(ladder).tier(number)
+    return str(number) if tier is None else tier.label
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ...v1 import admin_pb2, types_pb2
+from ...v1 import admin_pb2
 from ..config.units import about_bytes, count, format_duration
-from .output import console, plain, print_json
+from .output import console, name_of_tier, plain, print_json
 from .quantities import Duration
 from .target import TIMEOUT_S, NotUpYet, admin, json_option, resolve, target_option
 
@@ -57,7 +57,11 @@ def status(wait_s: float, target: str | None, as_json: bool) -> None:
     """
     address, answer = _ask(target, wait_s)
     if as_json:
-        print_json({"target": address, **plain(answer)})
+        values = plain(answer)
+        for row, tier in zip(values["tiers"], answer.tiers, strict=True):
+            row["tier"] = name_of_tier(tier.tier, answer.ladder)
+        values["ladder"] = [info.name for info in answer.ladder]
+        print_json({"target": address, **values})
         return
     screen = console()
     screen.print(_headline(answer, address))
@@ -154,7 +158,7 @@ def _tiers(answer: admin_pb2.GetStatusResponse, bar_cells: int, with_backend: bo
         bar = Text.assemble(*[(part.mark * count, part.style) for part, count in cells(tier, bar_cells)])
         taken = tier.used_bytes + tier.reserved_bytes + tier.condemned_bytes
         table.add_row(
-            types_pb2.Tier.Name(tier.tier).removeprefix("TIER_").lower(),
+            name_of_tier(tier.tier, answer.ladder),
             bar,
             f"{taken / (tier.capacity_bytes or 1):.0%}",
             f"{about_bytes(taken)} of {about_bytes(tier.capacity_bytes)}",

@@ -26,7 +26,6 @@ from ...tiers.gpu.device.contract import CopyPieces, DeviceError, DeviceFault, E
 from ...tiers.gpu.pages.kernels import Way
 from ...tiers.memory.places import I64
 from ...v1 import direct_pb2
-from ...v1.conversions import tiers_to_wire
 from ..appliance import Appliance
 from ..core.events import ReleaseRequested
 from ..core.results import AcquireResult, ReadyFragments
@@ -73,6 +72,7 @@ class PageGet(NamedTuple):
     ids: I64  # (blocks, pages per block)
     after: Event | None  # of the runtime, which uses the pages until it has happened
     event_set: int | None  # of ours, to tell when each layer group is complete
+    pack_tiers: Callable[[bytes], bytes]  # to the wire's numbers
 
 
 class PageDelivery:
@@ -280,7 +280,7 @@ class PageDelivery:
             self._counters[f"direct_gets_{self._failure or 'unanswered'}"] += 1
             return answer
         answer.num_blocks = result.num_blocks
-        answer.tiers = tiers_to_wire(first.tiers)
+        answer.tiers = self._asked.pack_tiers(first.tiers)
         answer.num_stored = first.num_stored
         answer.reason = first.reason
         num_loaded = max(0, result.num_blocks - self._asked.first_block)

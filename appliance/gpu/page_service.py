@@ -226,7 +226,7 @@ class DirectPath:
             registration.client,
             self._service.appliance,
             replies,
-            PageGet(acquire.first_block, ids, after, event_set),
+            PageGet(acquire.first_block, ids, after, event_set, self._service.tiers.pack),
             self.counters,
         )
         registration.deliveries[acquire.request_id] = delivery

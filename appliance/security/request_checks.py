@@ -15,7 +15,7 @@ from ...policies.costs import (
 )
 from ...tiers.block import HASH_BYTES, Geometry, NamespaceIdentity, Tier, Urgency
 from ...v1 import types_pb2
-from ...v1.conversions import TIERS, URGENCIES, identity_from_wire
+from ...v1.conversions import URGENCIES, WireTiers, identity_from_wire
 from ...v1.errors import InvalidRequest
 from ..core.events import RetentionHint
 from ..errors import error
@@ -98,13 +98,14 @@ def prefill_speed(given: types_pb2.PrefillSpeed) -> PrefillModel:
     return PrefillModel(given.tokens_per_s, given.doubling_tokens)
 
 
-def tier(field: str, value: int, default: Tier | None = None) -> Tier:
-    """Return a tier; unspecified means `default` where there is one."""
+def tier(field: str, value: int, known: WireTiers, default: Tier | None = None) -> Tier:
+    """Return one of the tiers `known`; unspecified means `default` where there is one."""
     if value == types_pb2.TIER_UNSPECIFIED and default is not None:
         return default
-    found = TIERS.get(value)
+    found = known.tier(value)
     if found is None:
-        raise error("BAD_REQUEST", f"{field}: tier {value} is not known; 1 is hbm, 2 dram, 3 nvme")
+        names = ", ".join(f"{info.tier} is {info.name}" for info in known.announcement())
+        raise error("BAD_REQUEST", f"{field}: tier {value} is not known; {names}")
     return found
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ... import __version__
 from ...v1 import admin_pb2 as pb
-from ...v1.conversions import tier_to_wire
 from ..core import events
 from ..core.results import EvictResult, Refusal
 from ..errors import error, from_refusal
@@ -66,7 +65,9 @@ class AdminService:
             uptime_s=service.appliance.clock() - self._started_at,
             draining=service.draining,
             tiers=[
-                pb.TierStatus(tier=tier_to_wire(tier), backend=engines[tier].statistics().backend, **numbers)
+                pb.TierStatus(
+                    tier=service.tiers.number(tier), backend=engines[tier].statistics().backend, **numbers
+                )
                 for tier, numbers in statistics["tiers"].items()
             ],
             edges=[
@@ -96,6 +97,7 @@ class AdminService:
                 for (dtype, name), speed in sorted(self._codec_speeds().items())
             ],
             writes=self._write_status(),
+            ladder=service.tiers.announcement(),
         )
 
     def _write_status(self) -> pb.WriteStatus | None:
@@ -202,7 +204,7 @@ class AdminService:
 
     async def evict(self, caller: Caller, request: pb.EvictRequest) -> pb.EvictResponse:
         """Evict blocks from a tier; returns how many left, and how many stay and why."""
-        tier = checks.tier("tier", request.tier)
+        tier = checks.tier("tier", request.tier, self._service.tiers)
         if tier not in self._service.appliance.engines:
             tiers = ", ".join(one.label for one in sorted(self._service.appliance.engines))
             raise error("BAD_TIER", f"this daemon has no tier {tier.label}; it has {tiers}")

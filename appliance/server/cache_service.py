@@ -17,9 +17,10 @@ from typing import TypeVar
 from ... import __version__
 from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
 from ...tiers.codecs.streaming import usable_codecs
+from ...tiers.ladder import Ladder
 from ...tiers.memory.engine import ExtentEngine
 from ...v1 import kvcache_pb2 as pb
-from ...v1.conversions import tiers_to_wire
+from ...v1.conversions import WireTiers
 from ...v1.local import MAX_PAYLOAD_BYTES
 from ..appliance import Appliance
 from ..compression.profiles import Profiles, check_profile
@@ -77,6 +78,7 @@ class CacheService:
         self.clients = clients
         self.options = options
         self.facts = facts
+        self.tiers = WireTiers(planner.core.ladder.infos)
         self._remote_routes = remote_routes  # from the buffers of streamed puts
         self.call_latencies = CallLatencies()
         self.profiles: Profiles = {}  # that a namespace may name
@@ -97,6 +99,7 @@ class CacheService:
             max_message_bytes=MAX_PAYLOAD_BYTES,
             max_lease_ttl_ms=round(self.options.lease_ttl_max_s * 1000),
             draining=self.draining,
+            ladder=self.tiers.announcement(),
         )
 
     def open_client(self, caller: Caller, request: pb.OpenClientRequest) -> pb.OpenClientResponse:
@@ -152,7 +155,7 @@ class CacheService:
             raise from_refusal(found)
         return pb.LookupResponse(
             num_blocks=found.num_blocks,
-            tiers=tiers_to_wire(found.tiers),
+            tiers=self.tiers.pack(found.tiers),
             load_s=found.load_s,
             recompute_s=found.recompute_s,
             num_worth_loading=found.num_worth_loading,
@@ -223,7 +226,7 @@ class CacheService:
             num_blocks=result.num_blocks,
             last=result.last,
             ttl_ms=round(result.ttl_s * 1000),
-            tiers=tiers_to_wire(result.tiers),
+            tiers=self.tiers.pack(result.tiers),
             num_stored=result.num_stored,
             reason=result.reason,
             load_s=result.load_s,
@@ -351,6 +354,11 @@ class CacheService:
         return pb.AbortResponse()
 
     # ------------------------------------------------------------------------------- common parts
+
+    @property
+    def ladder(self) -> Ladder:
+        """The tiers that this daemon can have."""
+        return self.planner.core.ladder
 
     def memory(self, tier: Tier) -> ExtentEngine:
         """Return the engine of a memory tier."""

@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ...v1 import admin_pb2, events_pb2, kvcache_pb2
-from ...v1.conversions import tier_to_wire, urgency_to_wire
+from ...v1.conversions import urgency_to_wire
 from ...v1.local import MAX_PAYLOAD_BYTES
 from ..errors import REASONS, ApplianceError, error, trailing_metadata
 from ..event_log import EventLog
@@ -77,7 +77,7 @@ class EventsService:
                     epoch=self._service.facts.epoch,
                     kind=events_pb2.BlockEventKind.ValueType(event.change.value),
                     namespace_id=event.namespace_id,
-                    tier=tier_to_wire(event.tier),
+                    tier=self._service.tiers.number(event.tier),
                     prefix_hashes=b"".join(event.prefix_hashes),
                     reason=event.reason,
                 )

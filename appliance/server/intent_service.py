@@ -2,7 +2,6 @@
 
 import asyncio
 
-from ...tiers.block import Tier
 from ...v1 import kvcache_pb2 as pb
 from ..core import events
 from ..core.results import CountResult, PinResult, PrefetchResult
@@ -28,7 +27,7 @@ class IntentService:
         hashes = cache.chain(request.prefix_hashes)
         cache.identity_of(caller, request.namespace_id)
         checks.text("request_id", request.request_id)
-        floor = checks.tier("floor", request.floor, Tier.DRAM)
+        floor = checks.tier("floor", request.floor, cache.tiers, cache.ladder.put_tier)
         ttl_s = checks.ttl_s(request.ttl_ms, cache.options.pin_ttl_max_s) or cache.options.lease_ttl_max_s
         answer = cache.appliance.ask(
             lambda call: events.PinRequested(
@@ -56,9 +55,11 @@ class IntentService:
         client = cache.client_of(caller, request.client_id)
         hashes = cache.chain(request.prefix_hashes)
         cache.identity_of(caller, request.namespace_id)
-        target = checks.tier("target", request.target, Tier.DRAM)
-        if target not in (Tier.HBM, Tier.DRAM):
-            raise error("BAD_REQUEST", f"blocks are prefetched into hbm or dram, not {target.label}")
+        device_tier, put_tier = cache.ladder.device_tier, cache.ladder.put_tier
+        target = checks.tier("target", request.target, cache.tiers, put_tier)
+        if target not in (device_tier, put_tier):
+            names = f"{device_tier.label} or {put_tier.label}"
+            raise error("BAD_REQUEST", f"blocks are prefetched into {names}, not {target.label}")
         deadline_at = cache.deadline(Caller(), request.deadline_ms, float("inf"))
         answer = cache.appliance.ask(
             lambda call: events.PrefetchRequested(

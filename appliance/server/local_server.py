@@ -254,7 +254,7 @@ class LocalServer:
         number = service.domain_number(domain)
         wanted = request.staging_bytes or self.options.staging_bytes
         staging_bytes = -(-min(wanted, self.options.staging_bytes) // PAGE_BYTES) * PAGE_BYTES
-        memory = service.memory(Tier.DRAM)
+        memory = service.memory(service.ladder.put_tier)
 
         def make() -> tuple[StagingExtent, int]:
             # Fresh pages come at 0.4 GB/s: far too slow for the event loop.
@@ -289,6 +289,7 @@ class LocalServer:
             version=__version__,
             max_blocks_per_request=service.options.max_blocks_per_request,
             is_traced=service.call_latencies.is_traced,
+            ladder=service.tiers.announcement(),
         )
         connection.reply(frame, response, fds=(staging.descriptor, index))
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from ...tiers.base import CopyError
-from ...tiers.block import Tier, tenant_of
+from ...tiers.block import tenant_of
 from ...tiers.cold.engine import ColdStore
 from ...v1 import admin_pb2 as pb
 from ..appliance import Appliance
@@ -43,7 +43,7 @@ class TenantAdmin:
         if tenant not in self._known():
             message = f"nothing is known of {name}; `kvtier tenant list` lists what is known"
             raise error("NOTHING_THERE", message)
-        store = self._appliance.engines.get(Tier.NVME)
+        store = self._appliance.engines.get(self._planner.core.ladder.log_tier)
         if isinstance(store, ColdStore) and not store.is_encrypted:
             message = (
                 "nothing is encrypted, so no key can be destroyed: what this tenant stored lies readable in "
@@ -76,7 +76,7 @@ class TenantAdmin:
 
     def list(self) -> pb.ListTenantsResponse:
         """Return all tenants, with or without a policy, and what each has moved and keeps."""
-        store = self._appliance.engines.get(Tier.NVME)
+        store = self._appliance.engines.get(self._planner.core.ladder.log_tier)
         shares = self._appliance.mover.shares
         cold: dict[str, int] = {}
         for namespace in self._planner.catalog.namespaces.values():
@@ -118,7 +118,7 @@ class TenantAdmin:
 
     def _known(self) -> set[str]:
         """Return the tenants that have blocks, a key, or a place in the policy."""
-        store = self._appliance.engines.get(Tier.NVME)
+        store = self._appliance.engines.get(self._planner.core.ladder.log_tier)
         namespaces = self._planner.catalog.namespaces.values()
         known = {tenant_of(namespace.identity.domain) for namespace in namespaces}
         known.update(tenant.domain(name) for name, tenant in self._tenants().items())

@@ -181,9 +181,10 @@ class AsyncClient(AsyncDriver):
         namespace: Namespace,
         hashes: Sequence[bytes] | bytes,
         ttl_s: float,
-        floor: Tier = Tier.DRAM,
+        floor: Tier | str = Tier.DRAM,
     ) -> AsyncPin:
-        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`."""
+        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`. Tiers may be given by
+        name, those of `info.ladder`."""
         pin_id, num_blocks = await self.run(
             partial(self.operations.pin, namespace, hashes, ttl_s, floor), repeat=False
         )
@@ -193,7 +194,7 @@ class AsyncClient(AsyncDriver):
         self,
         namespace: Namespace,
         hashes: Sequence[bytes] | bytes,
-        target: Tier = Tier.DRAM,
+        target: Tier | str = Tier.DRAM,
         deadline_s: float | None = None,
     ) -> Prefetch:
         """Promote the stored prefix before it is asked for. Returns at once."""

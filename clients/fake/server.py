@@ -16,7 +16,7 @@ import numpy as np
 
 from ...v1 import kvcache_pb2 as pb
 from ...v1 import local_pb2
-from ...v1.conversions import identity_from_wire, tier_to_wire
+from ...v1.conversions import STANDARD_WIRE, identity_from_wire
 from ...v1.shm import HASH_BYTES
 from ...v1.types import PutOutcome, Tier
 from ..errors import InvalidRequest, KvtierError, NotFound, PreconditionFailed
@@ -26,7 +26,7 @@ from ..operations.effects import Answer, Attachment
 from ..values.types import ServerInfo
 from .store import FakeStore, Key
 
-_DRAM = tier_to_wire(Tier.DRAM)
+_DRAM = STANDARD_WIRE.number(Tier.DRAM)
 
 
 @dataclass(slots=True)

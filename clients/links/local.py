@@ -30,7 +30,7 @@ from ..errors import CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer
 from ..memory.extents import ExtentTable, map_memory
 from ..memory.shared import OneSidedReader
 from ..memory.staging import StagingArea
-from ..operations.answers import server_info
+from ..operations.answers import announced, server_info
 from ..operations.effects import Answer, Attachment
 from .tracing import traceparent
 
@@ -218,4 +218,5 @@ def attachment_of(answer: Answer) -> Attachment:
         reader = OneSidedReader(memory, extents, message.epoch) if ONE_SIDED_READS_ARE_SAFE else None
     except ValueError as problem:
         raise Unavailable(str(problem), reason="VERSION_MISMATCH") from None
-    return Attachment(server_info(message, "local"), message.client_id, True, extents, area, reader)
+    info, tiers = server_info(message, "local"), announced(message)
+    return Attachment(info, message.client_id, True, extents, area, reader, tiers=tiers)

@@ -28,7 +28,7 @@ from ..errors import (
     from_status,
 )
 from ..memory.extents import ExtentTable
-from ..operations.answers import server_info
+from ..operations.answers import announced, server_info
 from ..operations.base import ClientSettings
 from ..operations.effects import Answer, Attachment
 from ..options import service_config
@@ -85,7 +85,8 @@ def connect_problem(error: grpc.RpcError, settings: ClientSettings) -> KvtierErr
 
 def remote_attachment(info: pb.GetServerInfoResponse, client: pb.OpenClientResponse) -> Attachment:
     """Return what a gRPC connection is worth: no extents, no staging."""
-    return Attachment(server_info(info, "grpc"), client.client_id, False, ExtentTable(0))
+    server, tiers = server_info(info, "grpc"), announced(info)
+    return Attachment(server, client.client_id, False, ExtentTable(0), tiers=tiers)
 
 
 def open_request(settings: ClientSettings) -> pb.OpenClientRequest:

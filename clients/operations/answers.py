@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...v1 import kvcache_pb2
-from ...v1.conversions import tiers_from_wire
+from ...v1.conversions import WireTiers
 from ...v1.types import PutOutcome, Tier
 from ..errors import broken_answer
 from ..values.types import ServerInfo
@@ -23,7 +23,16 @@ def server_info(message: Any, transport: str) -> ServerInfo:
     """Return what the daemon says of itself, in an AttachResponse or a GetServerInfoResponse."""
     if not message.max_blocks_per_request:
         raise broken_answer("a daemon that takes no blocks")
-    return ServerInfo(message.version, message.epoch, transport, message.max_blocks_per_request)
+    ladder = announced(message).ladder
+    return ServerInfo(message.version, message.epoch, transport, message.max_blocks_per_request, ladder)
+
+
+def announced(message: Any) -> WireTiers:
+    """Return the tiers that the daemon has, from an AttachResponse or a GetServerInfoResponse."""
+    try:
+        return WireTiers.announced(message.ladder)
+    except ValueError:  # in one byte each, because they travel so
+        raise broken_answer("a tier with a number above 255") from None
 
 
 def num_blocks_of(message: Any, limit: int) -> int:
@@ -34,10 +43,10 @@ def num_blocks_of(message: Any, limit: int) -> int:
     return num_blocks
 
 
-def tiers_of(packed: bytes) -> tuple[Tier, ...]:
-    """Return the tiers in a `tiers` field."""
+def tiers_of(packed: bytes, known: WireTiers) -> tuple[Tier, ...]:
+    """Return the tiers in a `tiers` field of a daemon that has the tiers `known`."""
     try:
-        return tiers_from_wire(packed)
+        return known.unpack(packed)
     except KeyError as problem:
         raise broken_answer(f"a tier numbered {problem}") from None
 

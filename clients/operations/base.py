@@ -14,9 +14,9 @@ from typing import Any
 from ...v1 import kvcache_pb2
 from ...v1.addresses import default_target
 from ...v1.arguments import instance, member, number, text, whole
-from ...v1.conversions import identity_to_wire, tier_to_wire, urgency_to_wire
+from ...v1.conversions import identity_to_wire, urgency_to_wire
 from ...v1.shm import HASH_BYTES
-from ...v1.types import STANDARD_TIERS, NamespaceIdentity, Tier, Urgency
+from ...v1.types import NamespaceIdentity, Tier, Urgency
 from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import pack
@@ -181,14 +181,16 @@ class Operations:
         num_blocks = num_blocks_of(response, len(packed) // HASH_BYTES)
         return Lookup(
             num_blocks,
-            tiers_of(response.tiers),
+            tiers_of(response.tiers, attachment.tiers),
             response.load_s,
             response.recompute_s,
             min(response.num_worth_loading, num_blocks),
             response.reason,
         )
 
-    def pin(self, namespace: Namespace, hashes: Any, ttl_s: float, floor: Tier) -> Operation[tuple[int, int]]:
+    def pin(
+        self, namespace: Namespace, hashes: Any, ttl_s: float, floor: Tier | str
+    ) -> Operation[tuple[int, int]]:
         """Pin the stored prefix; return the id of the pin and the number of blocks."""
         attachment, namespace_id = yield from self.begin(namespace)
         request = kvcache_pb2.PinRequest(
@@ -196,7 +198,7 @@ class Operations:
             client_id=attachment.client_id,
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
-            floor=tier_to_wire(_tier(floor)),
+            floor=attachment.tiers.number(floor),
             ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
         )
         response = yield from self.call(attachment, "Pin", request, self.deadline(None))
@@ -209,7 +211,7 @@ class Operations:
         yield from self.call(attachment, "Unpin", request, self.deadline(None))
 
     def prefetch(
-        self, namespace: Namespace, hashes: Any, target: Tier, deadline_s: float | None
+        self, namespace: Namespace, hashes: Any, target: Tier | str, deadline_s: float | None
     ) -> Operation[Prefetch]:
         """Promote the stored prefix to `target`."""
         attachment, namespace_id = yield from self.begin(namespace)
@@ -217,7 +219,7 @@ class Operations:
             client_id=attachment.client_id,
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
-            target=tier_to_wire(_tier(target)),
+            target=attachment.tiers.number(target),
             deadline_ms=milliseconds("deadline_s", deadline_s),
         )
         response = yield from self.call(attachment, "Prefetch", request, self.deadline(None))
@@ -307,11 +309,3 @@ def milliseconds(name: str, value: float | None, least: float = float("-inf")) -
     """
     seconds = 0.0 if value is None else number(name, value, least)
     return max(1, round(min(seconds, _CENTURY_S) * 1000)) if seconds > 0 else 0
-
-
-def _tier(value: object) -> Tier:
-    """Return a tier. Raises InvalidRequest for anything else."""
-    if isinstance(value, Tier):
-        return value
-    known = ", ".join(f"Tier.{tier.label.upper()}" for tier in STANDARD_TIERS)
-    raise InvalidRequest(f"tier must be one of {known}, is {value!r}")

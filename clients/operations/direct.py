@@ -352,7 +352,7 @@ class DeliveryState:
         self.report = PagesReport(
             num_blocks,
             self._first_block,
-            tiers_of(message.tiers),
+            tiers_of(message.tiers, self._attachment.tiers),
             message.num_stored,
             message.reason,
         )

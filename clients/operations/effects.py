@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from ...v1.conversions import STANDARD_WIRE, WireTiers
 from ...v1.shm import HASH_BYTES
 from ..memory.extents import ExtentTable, Memory
 from ..memory.shared import OneSidedReader
@@ -126,3 +127,4 @@ class Attachment:
     unsettled: deque[tuple[int, int]] = field(default_factory=deque)
     #: How fragments travel where there is no shared memory; see coded.py.
     streams: StreamCodecs = field(default_factory=StreamCodecs)
+    tiers: WireTiers = STANDARD_WIRE  # of this daemon, by the numbers of its messages

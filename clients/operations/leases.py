@@ -183,7 +183,7 @@ class LeaseState:
         message = (yield Receive(self._ticket)).message
         self._counter.count_answer()
         if message.tiers:
-            self.tiers = tiers_of(message.tiers)
+            self.tiers = tiers_of(message.tiers, self.attachment.tiers)
         if message.num_stored:  # also where nothing of it could be pinned
             self.num_stored, self.reason = message.num_stored, message.reason
         self.lease_id = message.lease_id

@@ -182,9 +182,10 @@ class Client(Driver):
         namespace: Namespace,
         hashes: Sequence[bytes] | bytes,
         ttl_s: float,
-        floor: Tier = Tier.DRAM,
+        floor: Tier | str = Tier.DRAM,
     ) -> Pin:
-        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`."""
+        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`. Tiers may be given by
+        name, those of `info.ladder`."""
         pin_id, num_blocks = self.run(
             partial(self.operations.pin, namespace, hashes, ttl_s, floor), repeat=False
         )
@@ -194,7 +195,7 @@ class Client(Driver):
         self,
         namespace: Namespace,
         hashes: Sequence[bytes] | bytes,
-        target: Tier = Tier.DRAM,
+        target: Tier | str = Tier.DRAM,
         deadline_s: float | None = None,
     ) -> Prefetch:
         """Promote the stored prefix before it is asked for. Returns at once."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...v1 import types_pb2
 from ...v1.arguments import number, whole
-from ...v1.types import PutOutcome, Tier
+from ...v1.types import STANDARD_LADDER, PutOutcome, Tier, TierInfo
 from ..errors import InvalidRequest
 
 
@@ -17,6 +17,8 @@ class ServerInfo:
     epoch: int  # changes at every start of the daemon
     transport: str
     max_blocks_per_request: int
+    #: Every tier the daemon can have, fastest first; calls take and return tiers of these names.
+    ladder: tuple[TierInfo, ...] = STANDARD_LADDER
 
 
 @dataclass(frozen=True, slots=True)

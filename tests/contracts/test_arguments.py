@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[Callable[[Any, Namespace], Any], str]] = {
     ),
     "pin: ttl as text": (lambda c, n: c.pin(n, NAMES, "60"), "ttl_s must be a number"),
     "pin: no ttl": (lambda c, n: c.pin(n, NAMES, float("nan")), "ttl_s must be a number"),
-    "pin: tier as text": (lambda c, n: c.pin(n, NAMES, 1.0, "dram"), "tier must be one of.*DRAM"),
+    "pin: tier of another name": (lambda c, n: c.pin(n, NAMES, 1.0, "disk"), "tier must be one of.*dram"),
     "prefetch: tier of no kind": (lambda c, n: c.prefetch(n, NAMES, 9), "tier must be one of"),
     "prefetch: deadline as text": (
         lambda c, n: c.prefetch(n, NAMES, deadline_s="1"),

@@ -167,7 +167,7 @@ class SchedulerSide:
         if tracked and answer:
             first = tracked.promised_from
             tiers = answer.tiers[first // block_tokens : (first + num_external_tokens) // block_tokens]
-            num_disk = sum(tier not in (Tier.DRAM, Tier.HBM) for tier in tiers) * block_tokens
+            num_disk = sum(tier.label == Tier.NVME.label for tier in tiers) * block_tokens
         sources = {"host": num_external_tokens - num_disk, "disk": num_disk}
         return {source: number for source, number in sources.items() if number}
 

@@ -164,6 +164,7 @@ class GetStatusResponse(_message.Message):
     ENCRYPTION_FIELD_NUMBER: _builtins.int
     CODEC_SPEEDS_FIELD_NUMBER: _builtins.int
     WRITES_FIELD_NUMBER: _builtins.int
+    LADDER_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     uptime_s: _builtins.float
@@ -193,6 +194,10 @@ class GetStatusResponse(_message.Message):
     def writes(self) -> Global___WriteStatus:
         """absent: there is no tier nvme"""
 
+    @_builtins.property
+    def ladder(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TierInfo]:
+        """every tier the daemon can have, fastest first"""
+
     def __init__(
         self,
         *,
@@ -212,10 +217,11 @@ class GetStatusResponse(_message.Message):
         encryption: Global___EncryptionStatus | None = ...,
         codec_speeds: _abc.Iterable[Global___CodecSpeed] | None = ...,
         writes: Global___WriteStatus | None = ...,
+        ladder: _abc.Iterable[_types_pb2.TierInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy", "writes", b"writes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "ladder", b"ladder", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

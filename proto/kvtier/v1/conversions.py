@@ -1,16 +1,19 @@
 """Between the Python types (types.py) and the wire's numbers and messages: the only place that knows both.
 
-Enumerations are matched by name, so that neither side's numbering matters to the other.
+Enumerations are matched by name, so that neither side's numbering matters to the other. A daemon numbers its
+tiers and says which number is which when a client connects; both ends convert by a `WireTiers`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
 from . import types_pb2
-from .types import STANDARD_TIERS, Geometry, NamespaceIdentity, Tier, Urgency
+from .errors import InvalidRequest
+from .types import STANDARD_LADDER, Geometry, NamespaceIdentity, Tier, TierInfo, TierKind, Urgency
 
 DEFAULT_LAYOUT = "layer,kv,token,head,dim"
+FIRST_FURTHER = 16  # number of the first tier that types.proto does not name
 E = TypeVar("E", bound=IntEnum)
 
 
@@ -19,26 +22,75 @@ def _numbers(kind: type[E], wire: Any, prefix: str) -> dict[int, E]:
     return {wire.Value(f"{prefix}_{member.name}"): member for member in kind}
 
 
-TIERS: dict[int, Tier] = {types_pb2.Tier.Value(f"TIER_{tier.label.upper()}"): tier for tier in STANDARD_TIERS}
 URGENCIES = _numbers(Urgency, types_pb2.Urgency, "URGENCY")
-_TIER_NUMBERS = {tier: types_pb2.Tier.ValueType(number) for number, tier in TIERS.items()}
+_KINDS = {types_pb2.TierKind.Value(f"TIER_KIND_{kind.name}"): kind for kind in TierKind}
 _URGENCY_NUMBERS = {urgency: types_pb2.Urgency.ValueType(number) for number, urgency in URGENCIES.items()}
-_TIER_BYTES = bytes(_TIER_NUMBERS[tier] for tier in STANDARD_TIERS).ljust(256, b"\0")
 
 
-def tier_to_wire(tier: Tier) -> types_pb2.Tier.ValueType:
-    """Return the wire's number of a tier."""
-    return _TIER_NUMBERS[tier]
+class WireTiers:
+    """The tiers of one daemon and the numbers that its messages have for them.
+
+    `ladder`: its tiers, fastest first. Those that types.proto names have that number, the others the numbers
+    from FIRST_FURTHER on in their order, unless `numbers`, one for each, says otherwise.
+    """
+
+    def __init__(self, ladder: Sequence[TierInfo], numbers: Sequence[int] = ()) -> None:
+        self.ladder = tuple(ladder)
+        further = iter(range(FIRST_FURTHER, FIRST_FURTHER + len(ladder)))
+        known = dict(types_pb2.Tier.items())
+        self._numbers = tuple(numbers) or tuple(
+            known.get(f"TIER_{info.tier.label.upper()}") or next(further) for info in ladder
+        )
+        self._tiers = {number: info.tier for number, info in zip(self._numbers, ladder, strict=True)}
+        self._number_of = {tier.label: types_pb2.Tier.ValueType(n) for n, tier in self._tiers.items()}
+        self._bytes = bytes(self._numbers).ljust(256, b"\0")  # by position
+
+    @classmethod
+    def announced(cls, ladder: Iterable[types_pb2.TierInfo]) -> "WireTiers":
+        """Return what a daemon says of its tiers; those of every daemon where it says nothing."""
+        infos = list(ladder)
+        if not infos:
+            return STANDARD_WIRE
+        tiers = [Tier(position, info.name) for position, info in enumerate(infos)]
+        kinds = [_KINDS.get(info.kind) for info in infos]
+        return cls(list(map(TierInfo, tiers, kinds)), [info.tier for info in infos])
+
+    def announcement(self) -> list[types_pb2.TierInfo]:
+        """Return the messages that tell clients and tools of these tiers."""
+        kinds = {kind: types_pb2.TierKind.ValueType(number) for number, kind in _KINDS.items()}
+        return [
+            types_pb2.TierInfo(
+                tier=self._number_of[tier.label],
+                name=tier.label,
+                kind=types_pb2.TIER_KIND_UNSPECIFIED if kind is None else kinds[kind],
+            )
+            for tier, kind in self.ladder
+        ]
+
+    def number(self, tier: Tier | str) -> types_pb2.Tier.ValueType:
+        """Return the number of a tier, given as such or by its name. Raises InvalidRequest, with the names
+        there are."""
+        label = tier.label if isinstance(tier, Tier) else tier
+        found = self._number_of.get(label) if isinstance(label, str) else None
+        if found is None:
+            names = ", ".join(self._number_of)
+            raise InvalidRequest(f"tier must be one of {names}, is {tier!r}", reason="BAD_REQUEST")
+        return found
+
+    def tier(self, number: int) -> Tier | None:
+        """Return the tier with this number; None where there is none."""
+        return self._tiers.get(number)
+
+    def pack(self, tiers: bytes) -> bytes:
+        """Return tiers, one byte each, with the wire's numbers."""
+        return tiers.translate(self._bytes)
+
+    def unpack(self, packed: bytes) -> tuple[Tier, ...]:
+        """Return the tiers in a packed `tiers` field. Raises KeyError for a number that is no tier."""
+        return tuple(map(self._tiers.__getitem__, packed))
 
 
-def tiers_to_wire(tiers: bytes) -> bytes:
-    """Return tiers, one byte each, with the wire's numbers."""
-    return tiers.translate(_TIER_BYTES)
-
-
-def tiers_from_wire(packed: bytes | Sequence[int]) -> tuple[Tier, ...]:
-    """Return the tiers in a packed `tiers` field. Raises KeyError for a number that is no tier."""
-    return tuple(TIERS[number] for number in packed)
+STANDARD_WIRE = WireTiers(STANDARD_LADDER)
 
 
 def urgency_to_wire(urgency: Urgency) -> types_pb2.Urgency.ValueType:

@@ -102,6 +102,7 @@ class GetServerInfoResponse(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    LADDER_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     """Changes at every start: handles of an earlier life are void."""
@@ -113,6 +114,10 @@ class GetServerInfoResponse(_message.Message):
     draining: _builtins.bool
     @_builtins.property
     def api_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def ladder(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TierInfo]:
+        """fastest first; empty: hbm, dram, nvme"""
+
     def __init__(
         self,
         *,
@@ -124,10 +129,11 @@ class GetServerInfoResponse(_message.Message):
         max_message_bytes: _builtins.int = ...,
         max_lease_ttl_ms: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        ladder: _abc.Iterable[_types_pb2.TierInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_versions", b"api_versions", "draining", b"draining", "epoch", b"epoch", "local_socket_path", b"local_socket_path", "max_blocks_per_request", b"max_blocks_per_request", "max_lease_ttl_ms", b"max_lease_ttl_ms", "max_message_bytes", b"max_message_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_versions", b"api_versions", "draining", b"draining", "epoch", b"epoch", "ladder", b"ladder", "local_socket_path", b"local_socket_path", "max_blocks_per_request", b"max_blocks_per_request", "max_lease_ttl_ms", b"max_lease_ttl_ms", "max_message_bytes", b"max_message_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

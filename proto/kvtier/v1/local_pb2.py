@@ -22,21 +22,22 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from kvtier.v1 import types_pb2 as kvtier_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvtier/v1/local.proto\x12\tkvtier.v1\"D\n\rAttachRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x04\"\xa3\x01\n\x0e\x41ttachResponse\x12\x11\n\tclient_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x04\x12\x14\n\x0c\x65xtent_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x1e\n\x16max_blocks_per_request\x18\x06 \x01(\r\x12\x11\n\tis_traced\x18\x07 \x01(\x08\"$\n\x11MapExtentsRequest\x12\x0f\n\x07\x65xtents\x18\x01 \x03(\r\"%\n\x12MapExtentsResponse\x12\x0f\n\x07\x65xtents\x18\x01 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvtier/v1/local.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"D\n\rAttachRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x04\"\xc8\x01\n\x0e\x41ttachResponse\x12\x11\n\tclient_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x04\x12\x14\n\x0c\x65xtent_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x1e\n\x16max_blocks_per_request\x18\x06 \x01(\r\x12\x11\n\tis_traced\x18\x07 \x01(\x08\x12#\n\x06ladder\x18\x08 \x03(\x0b\x32\x13.kvtier.v1.TierInfo\"$\n\x11MapExtentsRequest\x12\x0f\n\x07\x65xtents\x18\x01 \x03(\r\"%\n\x12MapExtentsResponse\x12\x0f\n\x07\x65xtents\x18\x01 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvtier.v1.local_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTACHREQUEST']._serialized_start=36
-  _globals['_ATTACHREQUEST']._serialized_end=104
-  _globals['_ATTACHRESPONSE']._serialized_start=107
-  _globals['_ATTACHRESPONSE']._serialized_end=270
-  _globals['_MAPEXTENTSREQUEST']._serialized_start=272
-  _globals['_MAPEXTENTSREQUEST']._serialized_end=308
-  _globals['_MAPEXTENTSRESPONSE']._serialized_start=310
-  _globals['_MAPEXTENTSRESPONSE']._serialized_end=347
+  _globals['_ATTACHREQUEST']._serialized_start=59
+  _globals['_ATTACHREQUEST']._serialized_end=127
+  _globals['_ATTACHRESPONSE']._serialized_start=130
+  _globals['_ATTACHRESPONSE']._serialized_end=330
+  _globals['_MAPEXTENTSREQUEST']._serialized_start=332
+  _globals['_MAPEXTENTSREQUEST']._serialized_end=368
+  _globals['_MAPEXTENTSRESPONSE']._serialized_start=370
+  _globals['_MAPEXTENTSRESPONSE']._serialized_end=407
 # @@protoc_insertion_point(module_scope)

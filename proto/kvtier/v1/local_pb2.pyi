@@ -12,6 +12,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from kvtier.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -66,16 +67,21 @@ class AttachResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     MAX_BLOCKS_PER_REQUEST_FIELD_NUMBER: _builtins.int
     IS_TRACED_FIELD_NUMBER: _builtins.int
+    LADDER_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     epoch: _builtins.int
     staging_bytes: _builtins.int
     """granted"""
     extent_bytes: _builtins.int
-    """data bytes of every warm extent"""
+    """data bytes of every extent of host memory"""
     version: _builtins.str
     max_blocks_per_request: _builtins.int
     is_traced: _builtins.bool
     """requests may say which trace they belong to (local.py, Flag.TRACED)"""
+    @_builtins.property
+    def ladder(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TierInfo]:
+        """fastest first; empty: hbm, dram, nvme"""
+
     def __init__(
         self,
         *,
@@ -86,10 +92,11 @@ class AttachResponse(_message.Message):
         version: _builtins.str = ...,
         max_blocks_per_request: _builtins.int = ...,
         is_traced: _builtins.bool = ...,
+        ladder: _abc.Iterable[_types_pb2.TierInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "epoch", b"epoch", "extent_bytes", b"extent_bytes", "is_traced", b"is_traced", "max_blocks_per_request", b"max_blocks_per_request", "staging_bytes", b"staging_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "epoch", b"epoch", "extent_bytes", b"extent_bytes", "is_traced", b"is_traced", "ladder", b"ladder", "max_blocks_per_request", b"max_blocks_per_request", "staging_bytes", b"staging_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -97,7 +104,7 @@ Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
 
 @_typing.final
 class MapExtentsRequest(_message.Message):
-    """Asks for warm extents by number. Answered with one read-only, sealed descriptor each, in order; refused
+    """Asks for extents by number. Answered with one read-only, sealed descriptor each, in order; refused
     with NOT_FOUND when one belongs to another domain.
     """
 

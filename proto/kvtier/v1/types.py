@@ -7,8 +7,8 @@ unspecified, and conversions.py is the only place that knows both.
 
 import hashlib
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import ClassVar
+from enum import Enum, IntEnum
+from typing import ClassVar, NamedTuple
 
 from .arguments import digest as digest_bytes
 from .arguments import instance, text, whole
@@ -33,7 +33,8 @@ class Tier(int):
     """A memory or a store, as its position in a ladder, fastest first. `a < b` reads "a is faster than b".
 
     There is one object for each position and name, so `is` compares both. `HBM`, `DRAM` and `NVME` are the
-    tiers of a daemon, unless its settings name others.
+    tiers of a daemon whose settings name no other; where there are further memories, nvme is in a later
+    position, and `label` tells tiers apart.
     """
 
     HBM: ClassVar["Tier"]
@@ -59,6 +60,25 @@ class Tier(int):
 
 
 Tier.HBM, Tier.DRAM, Tier.NVME = STANDARD_TIERS = (Tier(0, "hbm"), Tier(1, "dram"), Tier(2, "nvme"))
+
+
+class TierKind(Enum):
+    """How a tier stores bytes."""
+
+    DEVICE = "device"  # memory of an accelerator, or its stand-in on the host
+    MEMORY = "memory"  # host memory: extents of slots
+    SEGMENTS = "segments"  # a log of records on a block device
+
+
+class TierInfo(NamedTuple):
+    """One tier of a daemon's ladder."""
+
+    tier: Tier
+    kind: TierKind | None  # None: one that a newer daemon has and this version does not know
+
+
+#: The tiers of a daemon whose settings name no other.
+STANDARD_LADDER = tuple(map(TierInfo, STANDARD_TIERS, TierKind))
 
 
 class Urgency(IntEnum):

@@ -36,13 +36,41 @@ class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType],
     TIER_NVME: _Tier.ValueType  # 3
 
 class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
-    """Where bytes live, fastest first."""
+    """Number of a tier. Those of every daemon have a value here; a daemon numbers further memories of its host
+    from 16 on, and its ladder says which number is which.
+    """
 
 TIER_UNSPECIFIED: Tier.ValueType  # 0
 TIER_HBM: Tier.ValueType  # 1
 TIER_DRAM: Tier.ValueType  # 2
 TIER_NVME: Tier.ValueType  # 3
 Global___Tier: _TypeAlias = Tier  # noqa: Y015
+
+class _TierKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TierKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TierKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIER_KIND_UNSPECIFIED: _TierKind.ValueType  # 0
+    TIER_KIND_DEVICE: _TierKind.ValueType  # 1
+    """memory of an accelerator, or its stand-in on the host"""
+    TIER_KIND_MEMORY: _TierKind.ValueType  # 2
+    """host memory"""
+    TIER_KIND_SEGMENTS: _TierKind.ValueType  # 3
+    """a log of records on a block device"""
+
+class TierKind(_TierKind, metaclass=_TierKindEnumTypeWrapper):
+    """How a tier stores bytes."""
+
+TIER_KIND_UNSPECIFIED: TierKind.ValueType  # 0
+TIER_KIND_DEVICE: TierKind.ValueType  # 1
+"""memory of an accelerator, or its stand-in on the host"""
+TIER_KIND_MEMORY: TierKind.ValueType  # 2
+"""host memory"""
+TIER_KIND_SEGMENTS: TierKind.ValueType  # 3
+"""a log of records on a block device"""
+Global___TierKind: _TypeAlias = TierKind  # noqa: Y015
 
 class _Urgency:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -83,6 +111,35 @@ URGENCY_IDLE: Urgency.ValueType  # 5
 URGENCY_ENDED: Urgency.ValueType  # 6
 """finished; only its shared prefix is of use"""
 Global___Urgency: _TypeAlias = Urgency  # noqa: Y015
+
+@_typing.final
+class TierInfo(_message.Message):
+    """One tier of a daemon. A daemon sends all that it can have, its ladder, fastest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    tier: Global___Tier.ValueType
+    """the number that messages of this daemon use, until it starts again"""
+    name: _builtins.str
+    """as in the settings"""
+    kind: Global___TierKind.ValueType
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        name: _builtins.str = ...,
+        kind: Global___TierKind.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierInfo: _TypeAlias = TierInfo  # noqa: Y015
 
 @_typing.final
 class Geometry(_message.Message):

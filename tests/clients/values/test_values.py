@@ -17,18 +17,18 @@ from kvtier.clients import Geometry, InvalidRequest, NamespaceIdentity, Urgency,
 from kvtier.clients.memory.buffers import blocks_of, source_span, target_span
 from kvtier.clients.memory.staging import ALIGN_BYTES, StagingArea
 from kvtier.clients.options import plugin_connect_s
+from kvtier.tiers.ladder import with_memory
 from kvtier.v1 import kvcache_pb2, types_pb2
 from kvtier.v1.conversions import (
-    TIERS,
+    FIRST_FURTHER,
+    STANDARD_WIRE,
     URGENCIES,
+    WireTiers,
     identity_from_wire,
     identity_to_wire,
-    tier_to_wire,
-    tiers_from_wire,
-    tiers_to_wire,
     urgency_to_wire,
 )
-from kvtier.v1.types import STANDARD_TIERS, PutOutcome
+from kvtier.v1.types import STANDARD_TIERS, PutOutcome, Tier, TierKind
 
 GEOMETRY = Geometry(
     num_layers=5, num_kv_heads=2, head_dim=8, block_tokens=4, dtype="float16", layers_per_group=2
@@ -90,18 +90,46 @@ def test_the_wire_and_the_python_types_agree_by_name() -> None:
     assert {number: urgency.name for number, urgency in URGENCIES.items()} == urgencies
     assert set(URGENCIES.values()) == set(Urgency)
     tiers = {number: name.partition("_")[2].lower() for name, number in types_pb2.Tier.items() if number}
-    assert {number: tier.label for number, tier in TIERS.items()} == tiers
-    assert set(TIERS.values()) == set(STANDARD_TIERS)
+    assert {info.tier: info.name for info in STANDARD_WIRE.announcement()} == tiers
+    kinds = {name.removeprefix("TIER_KIND_") for name, number in types_pb2.TierKind.items() if number}
+    assert kinds == {kind.name for kind in TierKind}
     assert {outcome.name: outcome.value for outcome in PutOutcome} == {
         name.removeprefix("PUT_OUTCOME_"): number for name, number in kvcache_pb2.PutOutcome.items() if number
     }
 
 
 def test_tiers_survive_the_wire() -> None:
-    packed = tiers_to_wire(bytes(STANDARD_TIERS))
-    assert list(packed) == [tier_to_wire(tier) for tier in STANDARD_TIERS]
-    assert tiers_from_wire(packed) == STANDARD_TIERS
+    packed = STANDARD_WIRE.pack(bytes(STANDARD_TIERS))
+    assert list(packed) == [STANDARD_WIRE.number(tier) for tier in STANDARD_TIERS]
+    assert STANDARD_WIRE.unpack(packed) == STANDARD_TIERS
     assert [URGENCIES[urgency_to_wire(urgency)] for urgency in Urgency] == list(Urgency)
+
+
+def test_a_client_learns_the_tiers_of_a_daemon() -> None:
+    """Those that types.proto names keep their numbers, wherever they stand."""
+    ladder = with_memory(["cxl", "far"])
+    daemon = WireTiers(ladder.infos)
+    client = WireTiers.announced(daemon.announcement())
+    assert client.ladder == daemon.ladder
+    assert [daemon.number(tier) for tier in ladder.tiers] == [1, 2, FIRST_FURTHER, FIRST_FURTHER + 1, 3]
+    assert client.unpack(daemon.pack(bytes(ladder.tiers))) == ladder.tiers
+    assert client.number("nvme") == client.number(Tier.NVME) == 3
+    assert client.tier(client.number("far")) is ladder.named("far")
+    assert client.tier(FIRST_FURTHER + 2) is None
+    with pytest.raises(InvalidRequest, match="tier must be one of hbm, dram, nvme, is 'far'"):
+        STANDARD_WIRE.number("far")
+    with pytest.raises(InvalidRequest, match="is 1"):
+        STANDARD_WIRE.number(1)  # type: ignore[arg-type]
+
+
+def test_daemons_of_another_age_are_understood() -> None:
+    assert WireTiers.announced([]) is STANDARD_WIRE
+    newer = types_pb2.TierInfo(
+        tier=types_pb2.Tier.ValueType(40), name="tape", kind=types_pb2.TierKind.ValueType(9)
+    )
+    known = WireTiers.announced([*STANDARD_WIRE.announcement(), newer])
+    assert known.ladder[-1] == (Tier(3, "tape"), None)
+    assert known.unpack(bytes([40, 1])) == (Tier(3, "tape"), Tier.HBM)
 
 
 def test_an_identity_survives_the_wire() -> None:
