@@ -97,7 +97,7 @@ class Appliance:
         #: Called with every step before its instructions are carried out: (event, instructions, when it
         #: began); twice with one that is done in two halves.
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
-        self._store = backends.store
+        self._store, self._log_tier = backends.store, backends.ladder.log_tier
         # One thread: what is done to segments and namespaces is done in the order it was asked for.
         self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
         self.num_store_tasks = 0  # calls of the store that have not ended
@@ -283,14 +283,14 @@ class Appliance:
         """Store a namespace. Copies into the store wait meanwhile: its records must come later."""
         assert self._store is not None
         self._num_namespaces_storing += 1
-        self.mover.hold(Tier.NVME)
+        self.mover.hold(self._log_tier)
         store = self._store.store_namespace
         self._run_store_task("store_namespace", store, instruction.identity, self._namespace_stored)
 
     def _namespace_stored(self, _: None) -> None:
         self._num_namespaces_storing -= 1
         if self._num_namespaces_storing == 0:
-            self.mover.resume(Tier.NVME)
+            self.mover.resume(self._log_tier)
 
     def _run_store_task(
         self, verb: str, function: Callable[[Any], R], argument: object, then: Callable[[R], None]
@@ -325,7 +325,7 @@ class Appliance:
             self.counters[f"{verb}_failed"] += 1
             if not is_repeated:
                 self._num_store_failures += 1
-                self.lose_tier(Tier.NVME, f"{verb} failed: {failure}")
+                self.lose_tier(self._log_tier, f"{verb} failed: {failure}")
             if isinstance(failure, CopyError):
                 is_repeated = True
                 self._loop.call_later(delay_s, begin)
@@ -337,9 +337,9 @@ class Appliance:
         """Take the cold store back when the last of the calls that failed has succeeded."""
         self._num_store_failures -= 1
         if self._num_store_failures == 0:
-            log.info("tier %s is back", Tier.NVME.label)
-            self.mover.admit(Tier.NVME)
-            self.step(TierLost(Tier.NVME, False, "its metadata can be written again"))
+            log.info("tier %s is back", self._log_tier.label)
+            self.mover.admit(self._log_tier)
+            self.step(TierLost(self._log_tier, False, "its metadata can be written again"))
 
     def lose_tier(self, tier: Tier, reason: str) -> None:
         """Copy nothing into a tier from now on; what it held is a miss."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from ..tiers.base import Engine
 from ..tiers.block import NamespaceIdentity, Tier
+from ..tiers.ladder import STANDARD, Ladder
 from .core.events import Event
 from .core.instructions import Instruction
 from .transfer.lanes import Edge, Route
@@ -74,3 +75,4 @@ class TierBackends:
     routes: Mapping[Edge, Route]
     max_in_flight: Mapping[Edge, int]
     store: StorePort | None
+    ladder: Ladder = STANDARD

@@ -6,18 +6,10 @@ of naming one. Which tiers a daemon has is said by its rooms: the columns of oth
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 
+from ..v1.types import TierInfo, TierKind
 from .block import Tier
-
-
-class TierKind(Enum):
-    """How a tier stores bytes."""
-
-    DEVICE = "device"  # memory of an accelerator, or its stand-in on the host
-    MEMORY = "memory"  # host memory: extents of slots
-    SEGMENTS = "segments"  # a log of records on a block device
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +20,6 @@ class TierSpec:
     kind: TierKind
     takes_puts: bool = False
     readable_in_place: bool = False  # clients on this host map it
-    stores_encoded: bool = False  # codecs and encryption apply to what is written there
-    survives_restart: bool = False
 
 
 class Ladder:
@@ -69,9 +59,10 @@ class Ladder:
         self.ways_down = {tier: tuple((tier, slower) for slower in self.below(tier)) for tier in self.tiers}
         self.ways_down[self.device_tier] = ((self.device_tier, self.put_tier),)
 
-    def spec(self, tier: Tier) -> TierSpec:
-        """Return what a tier is and can do."""
-        return self.specs[tier]
+    @property
+    def infos(self) -> tuple[TierInfo, ...]:
+        """The tiers as clients are told of them."""
+        return tuple(TierInfo(tier, spec.kind) for tier, spec in zip(self.tiers, self.specs, strict=True))
 
     def below(self, tier: Tier) -> tuple[Tier, ...]:
         """Return the tiers slower than `tier`, the next one first."""
@@ -81,9 +72,9 @@ class Ladder:
         """Return the tiers faster than `tier`, the fastest one first."""
         return self.tiers[:tier]
 
-    def with_spec(self, tier: Tier, spec: TierSpec) -> "Ladder":
-        """Return a ladder in which `tier` has another spec."""
-        return Ladder([*self.specs[:tier], spec, *self.specs[tier + 1 :]])
+    def with_device(self) -> "Ladder":
+        """Return the same ladder with a first tier that clients do not map: a GPU's memory."""
+        return Ladder([replace(self.specs[0], readable_in_place=False), *self.specs[1:]])
 
     def named(self, name: str) -> Tier:
         """Return the tier of this name. Raises ValueError, with the names there are."""
@@ -98,11 +89,11 @@ STANDARD = Ladder(
     (
         TierSpec("hbm", TierKind.DEVICE, readable_in_place=True),
         TierSpec("dram", TierKind.MEMORY, takes_puts=True, readable_in_place=True),
-        TierSpec("nvme", TierKind.SEGMENTS, stores_encoded=True, survives_restart=True),
+        TierSpec("nvme", TierKind.SEGMENTS),
     )
 )
 #: The same where hbm is a GPU's memory, which clients do not map.
-ON_DEVICE = STANDARD.with_spec(STANDARD.device_tier, TierSpec("hbm", TierKind.DEVICE))
+ON_DEVICE = STANDARD.with_device()
 
 
 def with_memory(names: Sequence[str], base: Ladder = STANDARD) -> Ladder:

@@ -8,15 +8,14 @@ not reported as changed and ignored. To add one: list it here and apply it in a 
 """
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from .settings import Settings
 
-#: Keys, or sections with everything in them.
+#: Keys, or sections with everything in them; `*` is any one key.
 LIVE = (
-    "tiers.hbm.capacity",
-    "tiers.dram.capacity",
-    "tiers.nvme.capacity",
+    "tiers.*.capacity",
     "tiers.nvme.write",
     "tiers.nvme.daily_writes",
     "policy.eviction",
@@ -48,12 +47,16 @@ class Change(NamedTuple):
 
 def is_live(key: str) -> bool:
     """Return whether a reload may change the setting at a dotted key."""
-    return any(key == live or key.startswith(f"{live}.") for live in LIVE)
+    return any(fnmatchcase(f"{key}.", f"{live}.*") for live in LIVE)
 
 
 def changes(old: Settings, new: Settings) -> list[Change]:
-    """Return every setting that differs, in the order of the file."""
-    return differences(old.canonical(), new.canonical())
+    """Return every setting that differs, in the order of the file. The order of tiers is one, too."""
+    found = differences(old.canonical(), new.canonical())
+    orders = [list(settings.tiers.further) for settings in (old, new)]
+    if sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]:
+        found.append(Change("tiers", *(f"order {', '.join(names)}" for names in orders)))
+    return found
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[Change]:

@@ -22,7 +22,7 @@ from ...policies.registry import (
     build,
     resolve,
 )
-from ...tiers.block import Tier
+from ...tiers.ladder import STANDARD, Ladder
 from ..core.catalog.catalog import Catalog
 from ..core.catalog.policy_facts import PolicyFacts
 from ..core.options import PlannerOptions
@@ -69,12 +69,15 @@ class Policy(Section):
         except UnknownPolicy as error:
             refuse(key, str(error))
 
-    def objection(self) -> str:
-        """Return why the policies cannot be built, empty when they can. Runs the code of allowed modules."""
-        facts, options = PolicyFacts(Catalog(), b""), PlannerOptions()
-        costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s)
+    def objection(self, ladder: Ladder = STANDARD) -> str:
+        """Return why the policies cannot be built for the tiers of `ladder`, empty when they can.
+
+        Runs the code of allowed modules.
+        """
+        facts, options = PolicyFacts(Catalog(ladder), b""), PlannerOptions()
+        costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s, ladder=ladder)
         try:
-            build(self.choice(), facts, costs, dict.fromkeys((Tier.HBM, Tier.DRAM, Tier.NVME), 1 << 30))
+            build(self.choice(), facts, costs, dict.fromkeys(ladder.tiers, 1 << 30), ladder=ladder)
         except ValueError as problem:
             return str(problem)
         return ""

@@ -37,7 +37,7 @@ from .fields import (
 )
 from .observe import Observe, check_readers
 from .policy import Policy
-from .tenants import Access, Tenants, check_access, quotas_of
+from .tenants import Access, QuotaSettings, Tenants, check_access, quotas_of
 from .tiers import Tiers
 
 
@@ -116,6 +116,19 @@ class Settings(Section):
         check_readers(self.observe, self.access, self.tenants)
         return self
 
+    @model_validator(mode="after")
+    def _check_tiers(self) -> Self:
+        """Refuse quotas of tiers that there are not."""
+        known = [tier.label for tier in self.tiers.ladder.tiers]
+        for tenant, of in self.tenants.items():
+            for name in of.quota.by_tier:
+                if name not in known:
+                    allowed = dict.fromkeys([*known, *sources.keys_of(QuotaSettings)])
+                    refuse(
+                        f"tenants.{tenant}.quota.{name}", f"unknown key; allowed here: {', '.join(allowed)}"
+                    )
+        return self
+
     @property
     def socket_mode(self) -> int:
         """Return the mode of the Unix sockets: for this user and group, with tenants for every user."""
@@ -168,7 +181,7 @@ class Settings(Section):
             max_clients=limits.max_clients,
             max_pinned_fraction=limits.max_pinned,
             lease_ttl_s=self.leases.ttl_s,
-            quotas=quotas_of(self.tenants),
+            quotas=quotas_of(self.tenants, self.tiers.ladder),
             write="idle" if nvme is None else nvme.write,
             daily_write_bytes=None if nvme is None else nvme.daily_limit_bytes,
         )

@@ -224,7 +224,8 @@ def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
     for key in keys:
         if isinstance(key, int):  # an index; the model of the list's items is known already
             continue
-        annotation = _fields(model)[str(key)].annotation
+        known = _fields(model).get(str(key))
+        annotation = known.annotation if known is not None else _of_free_keys(model)
         if typing.get_origin(annotation) is list:
             annotation = typing.get_args(annotation)[0]
         elif typing.get_origin(annotation) is dict:
@@ -235,6 +236,12 @@ def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
             raise KeyError(key)
         model = found
     return model
+
+
+def _of_free_keys(model: type[BaseModel]) -> object:
+    """Return the type of the values under keys that a model does not name; None where it allows no such."""
+    extra = typing.get_type_hints(model).get("__pydantic_extra__")
+    return (typing.get_args(extra) or (None, None))[1]
 
 
 def _model_of(annotation: object) -> type[BaseModel] | None:

@@ -17,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from ...tiers.block import Tier
+from ...tiers.ladder import Ladder
 from ..core.options import TenantQuota
 from .fields import Bytes, Directory, Section, refuse
 
@@ -107,7 +107,13 @@ class Access(Section):
 
 
 class QuotaSettings(Section):
-    """Resources of a tenant; what is not set is bounded by the tiers only."""
+    """Resources of a tenant; what is not set is bounded by the tiers only.
+
+    Keys with other names are further memories of `tiers`, in whole extents.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Bytes] = Field(init=False)
 
     hbm_bytes: Bytes | None = Field(default=None, alias="hbm")
     """Memory of hbm, in whole extents. Set it where one tenant must not evict the others."""
@@ -124,16 +130,22 @@ class QuotaSettings(Section):
     the daemon from a client in a loop. Gets from shared memory make no call."""
 
     @property
+    def by_tier(self) -> dict[str, int]:
+        """The quota in bytes of each tier that has one, by the tier's name."""
+        given = {"hbm": self.hbm_bytes, "dram": self.dram_bytes, **(self.__pydantic_extra__ or {})}
+        given["nvme"] = self.nvme_bytes
+        return {name: num_bytes for name, num_bytes in given.items() if num_bytes is not None}
+
+    @property
     def has_bytes(self) -> bool:
         """Return whether anything but the rate of calls is limited."""
-        given = (self.hbm_bytes, self.dram_bytes, self.nvme_bytes, self.pinned_bytes)
-        return any(num_bytes is not None for num_bytes in given)
+        return bool(self.by_tier) or self.pinned_bytes is not None
 
-    def for_planner(self) -> TenantQuota:
-        """Return the quota in bytes for the planner."""
-        by_tier = {Tier.HBM: self.hbm_bytes, Tier.DRAM: self.dram_bytes}
-        memory = {tier: num_bytes for tier, num_bytes in by_tier.items() if num_bytes is not None}
-        return TenantQuota(memory, self.pinned_bytes, self.nvme_bytes)
+    def for_planner(self, ladder: Ladder) -> TenantQuota:
+        """Return the quota in bytes for the planner. Raises ValueError for a tier that is not there."""
+        memory = {ladder.named(name): num_bytes for name, num_bytes in self.by_tier.items()}
+        in_log = memory.pop(ladder.log_tier, None)
+        return TenantQuota(memory, self.pinned_bytes, in_log)
 
 
 class Tenant(Section):
@@ -173,10 +185,10 @@ class Tenant(Section):
 Tenants = Annotated[dict[Name, Tenant], Field(max_length=MAX_TENANTS)]
 
 
-def quotas_of(tenants: Mapping[str, Tenant]) -> dict[str, TenantQuota]:
+def quotas_of(tenants: Mapping[str, Tenant], ladder: Ladder) -> dict[str, TenantQuota]:
     """Return the quotas in bytes by isolation domain."""
     return {
-        tenant.domain(name): tenant.quota.for_planner()
+        tenant.domain(name): tenant.quota.for_planner(ladder)
         for name, tenant in tenants.items()
         if tenant.quota.has_bytes
     }

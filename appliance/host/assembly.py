@@ -24,7 +24,7 @@ from ...tiers.edges import Viewable
 from ...tiers.encryption.master_keys import load_master_keys
 from ...tiers.gpu.device.contract import Device
 from ...tiers.gpu.device.links import LinkSpeed
-from ...tiers.ladder import ON_DEVICE, STANDARD, Ladder
+from ...tiers.ladder import Ladder
 from ...tiers.memory.engine import MAX_NUMBERS, ExtentEngine
 from ...tiers.memory.index import Indexes
 from ...tiers.memory.memfd import SharedMemoryError
@@ -53,6 +53,7 @@ MAX_MEMORY_THREADS = 4  # a few saturate the memory; more only take processors f
 class Assembly:
     """The tiers of one daemon. `close` ends what `Appliance.stop` does not: threads and indexes."""
 
+    ladder: Ladder  # every tier this daemon can have; rooms and engines are those that it has
     rooms: dict[Tier, Room]
     engines: dict[Tier, Engine]
     routes: dict[Edge, Route]
@@ -74,24 +75,19 @@ class Assembly:
     @property
     def dram(self) -> ExtentEngine:
         """The warm tier, where every put lands."""
-        engine = self.engines[Tier.DRAM]
+        engine = self.engines[self.ladder.put_tier]
         assert isinstance(engine, ExtentEngine)
         return engine
 
     @property
     def backends(self) -> TierBackends:
         """What the appliance drives the tiers by."""
-        return TierBackends(self.engines, self.routes, self.max_in_flight, self.store)
-
-    @property
-    def ladder(self) -> Ladder:
-        """The tiers of this daemon. Clients on this host read hbm in place only where it is host memory."""
-        return ON_DEVICE if self.hot is not None else STANDARD
+        return TierBackends(self.engines, self.routes, self.max_in_flight, self.store, self.ladder)
 
     def staging_routes(self, staging: Viewable) -> Mapping[Tier, Route]:
         """Return the ways out of a client's staging extent."""
         copier = HostCopier(staging, self.dram, self.memory_threads, num_tasks=1)
-        return {Tier.DRAM: Route(copier, copier.run)}
+        return {self.ladder.put_tier: Route(copier, copier.run)}
 
     def prefault(self) -> None:
         """Allocate the memory tiers' pages, seconds per gigabyte. The daemon may serve meanwhile."""
@@ -126,11 +122,12 @@ def assemble(
     hbm is in the memory of `device`, when one is given, with `peers` beside it.
     """
     tiers = settings.tiers
-    num_extents = tiers.dram.num_extents + (tiers.hbm.num_extents if tiers.hbm else 0)
-    num_places = num_extents * tiers.dram.extent_bytes // MIN_SLOT_BYTES
+    ladder = tiers.ladder if device is None else tiers.ladder.with_device()
+    sizes = [size for tier, size in tiers.sizes.items() if tier in ladder.memory_tiers]
+    num_places = sum(size.num_units * size.unit_bytes // MIN_SLOT_BYTES for size in sizes)
     num_threads = min(MAX_MEMORY_THREADS, os.cpu_count() or 1)
     threads = make_pool(num_threads)
-    assembly = Assembly({}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
+    assembly = Assembly(ladder, {}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
     try:
         _open_memory(assembly, settings, device, peers)
         assembly.profiles = read_profiles(settings.compression)
@@ -149,28 +146,32 @@ def assemble(
 def _open_memory(
     assembly: Assembly, settings: Settings, device: Device | None, peers: Sequence[Device]
 ) -> None:
-    hbm, dram = settings.tiers.hbm, settings.tiers.dram
-    is_on_device = hbm is not None and (device is not None or hbm.backend != "host")
-    for tier, part in ((Tier.HBM, hbm), (Tier.DRAM, dram)):
-        if part is None or (tier is Tier.HBM and is_on_device):
+    tiers, ladder = settings.tiers, assembly.ladder
+    hbm, dram = tiers.hbm, tiers.dram
+    is_on_device = hbm is not None and (device is not None or tiers.is_on_device)
+    for tier, size in tiers.sizes.items():
+        if tier == ladder.log_tier or (tier == ladder.device_tier and is_on_device):
             continue
-        room = SlotPool(part.num_extents, part.extent_bytes)
+        room, memory = SlotPool(size.num_units, size.unit_bytes), tiers.memory_of(tier)
         engine = ExtentEngine(
             room,
             assembly.indexes,
             tier=tier,
             first_extent=tier * MAX_NUMBERS,
             huge_pages=dram.hugepages != "off",
-            numa_nodes=dram.numa_nodes if tier is Tier.DRAM else (),
+            numa_nodes=memory.numa_nodes if memory is not None else (),
         )
         assembly.rooms[tier], assembly.engines[tier] = room, engine
-    if dram.hugepages == "on" and not assembly.dram.reports()[0].huge_pages:
-        raise StartError("tiers.dram.hugepages is on, but the host has too few free 2MiB pages; write auto")
+        if memory is not None and dram.hugepages == "on" and not engine.reports()[0].huge_pages:
+            nodes = f" for {tier.label} on NUMA nodes {engine.numa_nodes}" if engine.numa_nodes else ""
+            problem = f"tiers.dram.hugepages is on, but the host has too few free 2MiB pages{nodes}"
+            raise StartError(f"{problem}; write auto")
     if hbm is not None and is_on_device:
         assembly.is_link_measured = device is None
         # Not of a device that a test brings and drives, unless it says so.
         assembly.from_nvme = "off" if device is not None and hbm.from_nvme == "auto" else hbm.from_nvme
-        _open_hot(assembly, device or open_device(hbm), SlotPool(hbm.num_extents, hbm.extent_bytes))
+        size = tiers.sizes[ladder.device_tier]
+        _open_hot(assembly, device or open_device(hbm), SlotPool(size.num_units, size.unit_bytes))
         assert assembly.hot is not None
         assembly.hot.serve_peers(peers if device is not None else open_peers(hbm), is_tried=device is None)
         if advice := assembly.hot.advise_nodes(dram.numa_nodes):
@@ -182,11 +183,11 @@ def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
 
     It stands before dram, which it has pinned: what is closed goes in this order.
     """
-    dram_room = assembly.rooms[Tier.DRAM]
+    device_tier, dram_room = assembly.ladder.device_tier, assembly.rooms[assembly.ladder.put_tier]
     assert isinstance(dram_room, SlotPool)
     assembly.hot = hot = HotTier(device, room, assembly.dram, dram_room)
-    assembly.rooms = {Tier.HBM: room, **assembly.rooms}
-    assembly.engines = {Tier.HBM: hot.engine, **assembly.engines}
+    assembly.rooms = {device_tier: room, **assembly.rooms}
+    assembly.engines = {device_tier: hot.engine, **assembly.engines}
     assembly.pools.append(hot.enqueuer)
 
 
@@ -198,8 +199,9 @@ def _open_store(assembly: Assembly, nvme: NvmeTier, encryption: EncryptionSettin
         nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability, master_keys=masters
     )
     store.codecs.adopt(assembly.profiles)
-    assembly.store = assembly.engines[Tier.NVME] = store
-    assembly.rooms[Tier.NVME] = SegmentLog(nvme.num_segments, nvme.segment_bytes, store.footer_bytes)
+    log_tier = assembly.ladder.log_tier
+    assembly.store = assembly.engines[log_tier] = store
+    assembly.rooms[log_tier] = SegmentLog(nvme.num_segments, nvme.segment_bytes, store.footer_bytes)
     assembly.recovered = store.recover()
     assembly.learned = read_learned(nvme.path)
     assembly.written = read_whole(nvme.path / f"{STEM}.json", MAX_BYTES)
@@ -209,7 +211,8 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
     """Set the route of every pair of tiers."""
     memories = [engine for engine in assembly.engines.values() if isinstance(engine, ExtentEngine)]
     routes, bounds = assembly.routes, assembly.max_in_flight
-    bounds[Edge(None, Tier.DRAM)] = num_memory_threads
+    device_tier, log_tier = assembly.ladder.device_tier, assembly.ladder.log_tier
+    bounds[Edge(None, assembly.ladder.put_tier)] = num_memory_threads
     for source in memories:
         for target in memories:
             edge = Edge(source.tier, target.tier)  # inside one tier, too: when it shrinks
@@ -227,15 +230,15 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
     forwarding = make_pool(1, "kvtier-forward", in_background=True)
     assembly.pools += [reading, writing, forwarding]
     for memory in memories:
-        load, spill = Edge(Tier.NVME, memory.tier), Edge(memory.tier, Tier.NVME)
+        load, spill = Edge(log_tier, memory.tier), Edge(memory.tier, log_tier)
         routes[load] = Route(HostCopier(store, memory, reading, num_tasks=1))
         routes[spill] = Route(HostCopier(memory, store, writing, num_tasks=1))
         bounds[load] = bounds[spill] = num_store_threads
     if hot is not None:
-        spill = Edge(Tier.HBM, Tier.NVME)
+        spill = Edge(device_tier, log_tier)
         routes[spill], bounds[spill] = hot.spill_route(store, writing), num_store_threads
         if assembly.from_nvme != "off" and (route := hot.cold_route(store, reading)) is not None:
-            load = Edge(Tier.NVME, Tier.HBM)
+            load = Edge(log_tier, device_tier)
             routes[load], bounds[load] = route, MAX_COLD_IN_FLIGHT
-    routes[Edge(Tier.NVME, Tier.NVME)] = Route(ForwardCopier(store, forwarding))
-    bounds[Edge(Tier.NVME, Tier.NVME)] = 1
+    routes[Edge(log_tier, log_tier)] = Route(ForwardCopier(store, forwarding))
+    bounds[Edge(log_tier, log_tier)] = 1

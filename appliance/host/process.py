@@ -88,10 +88,9 @@ async def serve(source: Settings | Loaded) -> int:
 def holding(tiers: Tiers) -> str:
     """Return how many tokens of a known model the tiers hold, and how to hold more by default."""
     held = []
-    for name, tier in (("hbm", tiers.hbm), ("dram", tiers.dram), ("nvme", tiers.nvme)):
-        if tier is not None:
-            num_tokens = tier.capacity_bytes // TOKEN_BYTES
-            held.append(f"{name} {about_bytes(tier.capacity_bytes)} ({num_tokens:,} tokens)")
+    for tier, size in tiers.sizes.items():
+        num_tokens = size.capacity_bytes // TOKEN_BYTES
+        held.append(f"{tier.label} {about_bytes(size.capacity_bytes)} ({num_tokens:,} tokens)")
     text = f"{', '.join(held)}; a token of {MODEL_NAME} is {about_bytes(TOKEN_BYTES)}"
     more = ["--set tiers.dram.capacity=50%"] if isinstance(tiers.dram.capacity_bytes, HostShare) else []
     more += [NVME_HINT] if tiers.nvme is None else []

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...tiers.base import ColdStoreError
-from ...tiers.block import Tier
 from ...v1.shm import extent_file_bytes
 from ..appliance import Appliance
 from ..compression.profiles import Profiles, read_profiles
@@ -71,6 +70,7 @@ class Reload:
         self.status = ReloadStatus(applied_at=appliance.clock())
         self._appliance = appliance
         self._planner = planner
+        self._log_tier = planner.core.ladder.log_tier
         self._prefault = prefault
         self._prefaulting: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
@@ -176,7 +176,7 @@ class Reload:
         self._check(change, wanted)
         if is_dry_run:
             return AppliedPolicy(status.generation, found)
-        if Tier.NVME in change.num_units:
+        if self._log_tier in change.num_units:
             await self._resize_store(change, wanted)
         if found:
             self.profiles = profiles
@@ -208,15 +208,11 @@ class Reload:
 
     def _event(self, settings: Settings) -> PolicyChanged:
         """Return the event that brings `settings` into force. It names only tiers of another size."""
-        tiers = settings.tiers
-        sizes = {Tier.DRAM: tiers.dram.num_extents}
-        if tiers.hbm is not None:
-            sizes[Tier.HBM] = tiers.hbm.num_extents
-        if tiers.nvme is not None:
-            sizes[Tier.NVME] = tiers.nvme.num_segments
         now = self._planner.changes
-        resized = {tier: count for tier, count in sizes.items() if count != now.num_units(tier)}
-        return PolicyChanged(settings.planner_options(), settings.policy.choice(), resized)
+        counts = {tier: size.num_units for tier, size in settings.tiers.sizes.items()}
+        resized = {tier: count for tier, count in counts.items() if count != now.num_units(tier)}
+        choice = settings.policy.choice()
+        return PolicyChanged(settings.planner_options(), choice, resized)
 
     def _check(self, change: PolicyChanged, settings: Settings) -> None:
         """Refuse what the planner or the host cannot do. Raises ApplianceError."""
@@ -234,20 +230,18 @@ class Reload:
     def _held_bytes(self) -> int:
         """Return how much host memory the memory tiers have."""
         tiers, now = self.loaded.settings.tiers, self._planner.changes
-        num_extents = now.num_units(Tier.DRAM)
-        if tiers.hbm is not None and tiers.hbm.backend == "host":
-            num_extents += now.num_units(Tier.HBM)
+        num_extents = sum(now.num_units(tier) for tier in tiers.host_memory)
         return num_extents * extent_file_bytes(tiers.dram.extent_bytes)
 
     async def _resize_store(self, change: PolicyChanged, settings: Settings) -> None:
         """Create the files of new segments. Raises ApplianceError."""
         try:
-            await self._appliance.resize_store(change.num_units[Tier.NVME])
+            await self._appliance.resize_store(change.num_units[self._log_tier])
             self._check(change, settings)  # things went on meanwhile
         except ColdStoreError as problem:
             raise error("TIER_FULL", f"tiers.nvme.capacity: {problem}") from problem
         except ApplianceError:
-            await self._appliance.resize_store(self._planner.changes.num_units(Tier.NVME))
+            await self._appliance.resize_store(self._planner.changes.num_units(self._log_tier))
             raise
 
     def _make_memory(self) -> None:

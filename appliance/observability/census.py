@@ -59,10 +59,11 @@ def only_in_memory(catalog: Catalog) -> tuple[int, int]:
     num_groups, block_bytes = np.zeros((2, len(catalog.namespaces) + 1), np.int64)
     for namespace in catalog.namespaces.values():
         num_groups[namespace.id], block_bytes[namespace.id] = namespace.num_groups, namespace.block_bytes
-    hbm, dram, nvme = (column(resident) for resident in catalog.num_resident)
-    rows = np.flatnonzero((hbm > 0) | (dram > 0))
+    ladder = catalog.ladder
+    memories = [column(catalog.num_resident[tier]) for tier in ladder.memory_tiers]
+    rows = np.flatnonzero(np.logical_or.reduce(memories))
     ids = column(catalog.namespace_id)[rows]
-    ids = ids[nvme[rows] < num_groups[ids]]
+    ids = ids[column(catalog.num_resident[ladder.log_tier])[rows] < num_groups[ids]]
     return len(ids), int(block_bytes[ids].sum())
 
 
@@ -81,7 +82,7 @@ def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[str, int]:
     resident = column(catalog.num_resident[tier])
     rows = np.flatnonzero(resident)
     ids, urgencies = column(catalog.namespace_id)[rows], column(catalog.urgency)[rows]
-    is_plain = tier is not Tier.NVME or len(catalog.encodings) == 1
+    is_plain = tier != catalog.ladder.log_tier or len(catalog.encodings) == 1
     is_complete = (resident[rows] == num_groups.astype(resident.dtype)[ids]) & is_plain
     kinds = ids[is_complete].astype(np.intp) * len(CLASSES) + urgencies[is_complete]
     counts = np.bincount(kinds, minlength=len(num_groups) * len(CLASSES)).reshape(-1, len(CLASSES))
@@ -109,7 +110,7 @@ def _add_fragments(
         fragments = firsts[:, None] + np.arange(namespace.num_groups, dtype=np.int32)
         is_resident = column(catalog.state[tier])[fragments] == State.RESIDENT
         sizes = np.array(namespace.fragment_bytes, np.int64)[None, :]
-        if tier is Tier.NVME:
+        if tier == catalog.ladder.log_tier:
             numbers = column(catalog.encoding)[fragments]
             sizes = np.where(numbers == AS_IT_IS, sizes, stored[numbers])
         num_bytes = (is_resident * sizes).sum(1)

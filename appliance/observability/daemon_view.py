@@ -114,7 +114,7 @@ class DaemonView:
         Keys are the names of WriteStatus.
         """
         planner = self.planner
-        if Tier.NVME not in planner.rooms:
+        if planner.core.ladder.log_tier not in planner.rooms:
             return None
         budget, now = planner.write_budget, self.clock()
         num_blocks, num_bytes = self.census.only_in_memory()
@@ -138,12 +138,12 @@ class DaemonView:
 
     def nvme_failures(self) -> dict[Cause, int]:
         """Return how often a record of the cold store was not read or written, by cause."""
-        engine = self.appliance.engines.get(Tier.NVME)
+        engine = self.appliance.engines.get(self.planner.core.ladder.log_tier)
         return engine.statistics().failures if isinstance(engine, ColdStore) else {}
 
     def codecs(self) -> list[CodecStatistics]:
         """Return what each codec of the cold store did."""
-        engine = self.appliance.engines.get(Tier.NVME)
+        engine = self.appliance.engines.get(self.planner.core.ladder.log_tier)
         return engine.codecs.statistics() if isinstance(engine, ColdStore) else []
 
     def backend(self, tier: Tier) -> str:
@@ -157,7 +157,7 @@ class DaemonView:
     def policy_names(self) -> dict[str, Any]:
         """Return which policies run, by tier where that differs."""
         choice = self._choice()
-        tiers = [tier for tier in self.planner.rooms if tier < Tier.NVME]
+        tiers = [tier for tier in self.planner.rooms if tier < self.planner.core.ladder.log_tier]
         return {
             "eviction": {tier.label: choice.eviction_of.get(tier, choice.eviction) for tier in tiers},
             "admission": {

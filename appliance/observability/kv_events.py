@@ -5,9 +5,9 @@
 
 Source: `vllm/distributed/kv_events.py` of vLLM 0.32; tests compare byte by byte with what its classes encode.
 So whatever listens to vLLM's events learns of kvtier's tiers without a line of its own: `medium` is GPU,
-CPU or STORAGE for hbm, dram and nvme. Prefix hashes are those of the runtime. What kvtier does not know is
-sent as vLLM would for want of it: `token_ids` is empty, for kvtier never sees tokens. A router that hashes
-tokens itself has to learn the hashes from the engine's own events.
+CPU or STORAGE for hbm, host memory and nvme. Prefix hashes are those of the runtime. What kvtier does not
+know is sent as vLLM would for want of it: `token_ids` is empty, for kvtier never sees tokens. A router that
+hashes tokens itself has to learn the hashes from the engine's own events.
 
 Where to connect and where to bind is decided as vLLM does: wildcards and ipc are bound, the rest is
 connected. Replays are served beside an endpoint that is bound: at the next port, or at the path with
@@ -30,7 +30,7 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from ...tiers.block import Tier
+from ...v1.types import TierKind
 from ..config import is_private
 from ..core.catalog.catalog import NO_ROW, Catalog
 from ..core.events import Event
@@ -39,7 +39,7 @@ from ..errors import StartError
 
 log = logging.getLogger(__name__)
 
-MEDIUM = {Tier.HBM: "GPU", Tier.DRAM: "CPU", Tier.NVME: "STORAGE"}
+MEDIUM = {TierKind.DEVICE: "GPU", TierKind.MEMORY: "CPU", TierKind.SEGMENTS: "STORAGE"}
 RANK = 0  # of the only publisher here
 MAX_BATCHES = 10_000  # remembered for replays, as many as vLLM does by default
 MAX_BATCH_BYTES = 64 << 20  # of those, all together
@@ -52,6 +52,7 @@ class KvEvents:
 
     def __init__(self, catalog: Catalog, endpoint: str, topic: str = "") -> None:
         self._catalog = catalog
+        self._mediums = [MEDIUM[spec.kind] for spec in catalog.ladder.specs]
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint_of(endpoint)
         self._topic = topic.encode()
@@ -124,7 +125,7 @@ class KvEvents:
 
     def _events(self, notice: Notify) -> Iterator[dict[str, Any]]:
         """Yield vLLM's events for one notice: one per chain when blocks were stored."""
-        medium = MEDIUM[notice.tier]
+        medium = self._mediums[notice.tier]
         if notice.change is BlockChange.REMOVED:
             yield removed(notice.prefix_hashes, medium)
             return

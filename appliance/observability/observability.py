@@ -85,7 +85,9 @@ class Observability:
             raise StartError(
                 f"`observe.traces` needs {missing.name}: pip install 'kvtier[otel]'"
             ) from missing
-        self.tracing = Tracing(exporter(self._settings.traces), self.view.clock)
+        self.tracing = Tracing(
+            exporter(self._settings.traces), self.view.clock, self.view.planner.core.ladder
+        )
         self.view.appliance.observers.append(self.tracing.stepped)
         self.view.service.call_latencies.is_traced = True
 

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ... import __version__
-from ...tiers.block import STANDARD_TIERS
+from ...tiers.ladder import STANDARD, Ladder
 from ..core.events import AcquireAbandoned, AcquireRequested, CommitRequested, CopyFinished, Event
 from ..core.instructions import STAGING, Copy, Reply
 from ..core.results import AcquireResult, PutOutcome, PutResult, Refusal
@@ -50,7 +50,8 @@ class _TracedRequest:
 class Tracing:
     """Hears of every step. `clock` is the appliance's; spans carry wall time."""
 
-    def __init__(self, exporter: SpanExporter, clock: Callable[[], float]) -> None:
+    def __init__(self, exporter: SpanExporter, clock: Callable[[], float], ladder: Ladder = STANDARD) -> None:
+        self._tiers = ladder.tiers
         resource = Resource.create({"service.name": "kvtier", "service.version": __version__})
         self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -119,7 +120,7 @@ class Tracing:
         """Record an answer; the last one ends the request, unless copies are still under way."""
         result, span = reply.result, self._requests[reply.call].span
         if isinstance(result, AcquireResult):
-            for tier in STANDARD_TIERS if result.tiers else ():
+            for tier in self._tiers if result.tiers else ():
                 if number := result.tiers.count(tier):
                     span.set_attribute(f"kvtier.num_{tier.label}", number)
             if not result.last:

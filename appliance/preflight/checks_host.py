@@ -142,9 +142,7 @@ def check_memlock(host: Host, settings: Settings) -> Check:
 def check_descriptors(host: Host, settings: Settings) -> Check:
     """Check that as many files may be open as there are extents, segments and clients."""
     tiers = settings.tiers
-    needed = tiers.dram.num_extents + SPARE_DESCRIPTORS
-    needed += tiers.hbm.num_extents if tiers.hbm else 0
-    needed += tiers.nvme.num_segments if tiers.nvme else 0
+    needed = SPARE_DESCRIPTORS + sum(size.num_units for size in tiers.sizes.values())
     most = needed + DESCRIPTORS_PER_CLIENT * settings.limits.max_clients
     detail = f"limit {host.max_descriptors}, {needed} needed, up to {most} with limits.max_clients"
     if host.max_descriptors >= most:
@@ -156,18 +154,32 @@ def check_descriptors(host: Host, settings: Settings) -> Check:
 
 def check_numa(host: Host, settings: Settings) -> Check:
     """Check that the NUMA nodes of the settings exist; report CXL nodes (memory without processors)."""
+    bytes_of = {node.number: node.num_bytes for node in host.nodes}
     parts = [
         f"node {node.number} {about_bytes(node.num_bytes)}{'' if node.has_cpus else ' (no CPU: CXL or HBM)'}"
         for node in host.nodes
     ]
     detail = ", ".join(parts) or "not shown by the kernel"
-    wanted = settings.tiers.dram.numa_nodes
-    missing = [n for n in wanted if n not in {node.number for node in host.nodes}]
-    if missing:
-        nodes = ", ".join(map(str, missing))
-        return fail("numa", f"{detail}; no node {nodes}", "write nodes that exist", "tiers.dram.numa_nodes")
-    if wanted:
-        return ok("numa", f"{detail}; dram is taken from {wanted}")
+    sizes = {tier.label: size.capacity_bytes for tier, size in settings.tiers.sizes.items()}
+    taken = {"dram": settings.tiers.dram.numa_nodes}
+    taken |= {name: tier.numa_nodes for name, tier in settings.tiers.further.items()}
+    for name, nodes in taken.items():
+        if missing := [node for node in nodes if node not in bytes_of]:
+            text = ", ".join(map(str, missing))
+            return fail(
+                "numa", f"{detail}; no node {text}", "write nodes that exist", f"tiers.{name}.numa_nodes"
+            )
+        there = sum(bytes_of[node] for node in nodes)
+        if nodes and sizes[name] > there:
+            what = f"{detail}; {name} of {about_bytes(sizes[name])} is taken from {nodes}, which have less"
+            return fail("numa", what, f"write {about_bytes(there)} or less", f"tiers.{name}.capacity")
+    for name, nodes in list(taken.items())[1:]:
+        if len(host.nodes) > 1 and not set(nodes).difference(taken["dram"]):
+            what = f"{detail}; {name} may be taken from the memory that dram is taken from"
+            return warn("numa", what, f"set tiers.{name}.numa_nodes to nodes of its own")
+    if any(taken.values()):
+        said = (f"{name} is taken from {nodes}" for name, nodes in taken.items() if nodes)
+        return ok("numa", f"{detail}; {', '.join(said)}")
     if len(host.nodes) > 1:
         return warn("numa", detail, "set tiers.dram.numa_nodes to the nodes near the GPUs, else it is chance")
     return ok("numa", detail)
@@ -191,6 +203,5 @@ def check_clock(host: Host) -> Check:
 
 def wanted_memory_bytes(settings: Settings) -> int:
     """Return the host memory the tiers take at start, slot headers included."""
-    hbm, dram = settings.tiers.hbm, settings.tiers.dram
-    num_extents = dram.num_extents + (hbm.num_extents if hbm is not None and hbm.backend == "host" else 0)
-    return num_extents * extent_file_bytes(dram.extent_bytes)
+    sizes = settings.tiers.host_memory.values()
+    return sum(size.num_units * extent_file_bytes(size.unit_bytes) for size in sizes)

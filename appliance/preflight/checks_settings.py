@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ...tiers.block import Tier
 from ..config import Access, Settings
 from ..config.units import format_bytes
 from .facts import Facts
@@ -13,7 +12,7 @@ _LOOPBACK = ("localhost", "::1")
 
 def check_policies(facts: Facts, settings: Settings) -> Iterator[Check]:
     """Check that the policies can be built, options included. Runs the code of `policy.allowed_modules`."""
-    if why := settings.policy.objection():
+    if why := settings.policy.objection(settings.tiers.ladder):
         what, _, fix = why.partition("; ")
         yield fail("policies", what, fix, "policy")
 
@@ -21,17 +20,14 @@ def check_policies(facts: Facts, settings: Settings) -> Iterator[Check]:
 def check_quotas(facts: Facts, settings: Settings) -> Iterator[Check]:
     """Check that quotas fit into their tiers, and are enough to store something."""
     tiers, owners = settings.tiers, [name for name, t in settings.tenants.items() if t.sharing == "tenant"]
-    capacities = {
-        Tier.HBM: tiers.hbm.capacity_bytes if tiers.hbm else 0,
-        Tier.DRAM: tiers.dram.capacity_bytes,
-        Tier.NVME: tiers.nvme.capacity_bytes if tiers.nvme else 0,
-    }
-    for tier, capacity in capacities.items():
-        given = {name: getattr(settings.tenants[name].quota, f"{tier.label}_bytes") for name in owners}
+    ladder, sizes = tiers.ladder, tiers.sizes
+    for tier in ladder.tiers:
+        capacity = sizes[tier].capacity_bytes if tier in sizes else 0
+        given = {name: settings.tenants[name].quota.by_tier.get(tier.label) for name in owners}
         quotas = {name: num_bytes for name, num_bytes in given.items() if num_bytes is not None}
         for name, num_bytes in quotas.items():
             setting, extent = f"tenants.{name}.quota.{tier.label}", tiers.dram.extent_bytes
-            if tier is not Tier.NVME and num_bytes < extent:
+            if tier != ladder.log_tier and num_bytes < extent:
                 what = f"{format_bytes(num_bytes)} is less than one extent: it can store nothing there"
                 yield warn("tenants", what, f"write {format_bytes(extent)} or more", setting)
             if num_bytes > capacity:

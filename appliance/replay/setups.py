@@ -214,13 +214,9 @@ def single_tier(policy: str, capacity: str, trace: Trace, shape: ModelShape) -> 
 def tiers_of(name: str, settings: Settings, trace: Trace, shape: ModelShape) -> Setup:
     """Return the policies, tiers, limits and watermarks of settings, on the virtual clock. Raises ValueError
     when a tier is too small for the trace's blocks."""
-    tiers = settings.tiers
-    capacity = {Tier.DRAM: tiers.dram.capacity_bytes}
-    if tiers.hbm is not None:
-        capacity[Tier.HBM] = tiers.hbm.capacity_bytes
-    if tiers.nvme is not None:
-        capacity[Tier.NVME] = tiers.nvme.capacity_bytes
-    text = ", ".join(f"{tier.label} {units.about_bytes(size)}" for tier, size in sorted(capacity.items()))
-    require_room(capacity, trace, shape)
+    ladder = settings.tiers.ladder
+    capacity = {tier: size.capacity_bytes for tier, size in settings.tiers.sizes.items()}
+    text = ", ".join(f"{tier.label} {units.about_bytes(size)}" for tier, size in capacity.items())
+    require_room(capacity, trace, shape, ladder)
     choice, options = settings.policy.choice(), settings.planner_options()
-    return Setup(name, text, choice, capacity, options, shape, is_timed=True)
+    return Setup(name, text, choice, capacity, options, shape, is_timed=True, ladder=ladder)

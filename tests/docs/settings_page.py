@@ -40,6 +40,8 @@ def _rows(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator
             if {"type": "null"} in described.get("anyOf", ()):
                 yield path, "none", meaning
             yield from _rows(below, schema, f"{path}.")
+    if (other := _model(part.get("additionalProperties", {}), schema)) is not None:
+        yield from _rows(other, schema, f"{prefix}NAME.")
 
 
 def _model(described: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any] | None:

@@ -5,7 +5,8 @@ import copy
 import pytest
 
 from kvtier.tiers.block import Tier
-from kvtier.tiers.ladder import ON_DEVICE, STANDARD, Ladder, TierKind, TierSpec
+from kvtier.tiers.ladder import ON_DEVICE, STANDARD, Ladder, TierSpec
+from kvtier.v1.types import TierKind
 
 DEVICE, LOG = TierSpec("gpu", TierKind.DEVICE), TierSpec("disk", TierKind.SEGMENTS)
 FAST = TierSpec("fast", TierKind.MEMORY, takes_puts=True, readable_in_place=True)
@@ -20,7 +21,7 @@ def test_roles_follow_from_the_specs() -> None:
     assert ladder.tiers_in_place == (1, 2)
     assert ladder.above(ladder.put_tier) == (0,)
     assert ladder.below(ladder.put_tier) == (2, 3)
-    assert ladder.spec(ladder.named("far")) == FAR
+    assert ladder.specs[ladder.named("far")] == FAR
 
 
 def test_a_tier_is_one_object_for_each_position_and_name() -> None:

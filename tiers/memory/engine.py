@@ -53,7 +53,7 @@ class ExtentEngine:
         self._room = room
         self._indexes = indexes
         self._huge_pages = huge_pages
-        self._numa_nodes = tuple(numa_nodes)
+        self.numa_nodes = tuple(numa_nodes)
         self._extents: dict[int, SlotExtent] = {}  # by number; those made so far and not given back
         self._given_back: set[int] = set()
         self._index_of_extent: dict[int, IndexWriter] = {}
@@ -367,7 +367,7 @@ class ExtentEngine:
                     f"kvtier-{self.tier.label}-{self.first_extent + number}",
                     self._room.extent_bytes,
                     huge_pages=self._huge_pages,
-                    numa_nodes=self._numa_nodes,
+                    numa_nodes=self.numa_nodes,
                 )
                 self._extents[number] = extent
             return extent

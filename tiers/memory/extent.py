@@ -47,7 +47,9 @@ class SlotExtent:
         self._numa_nodes = tuple(numa_nodes)
         self._locked = False
         self._prefaulted = False
-        self.descriptor, self._mapping, self._huge = _map(name, extent_file_bytes(extent_bytes), huge_pages)
+        self.descriptor, self._mapping, self._huge = _map(
+            name, extent_file_bytes(extent_bytes), huge_pages, numa_nodes
+        )
         try:
             if numa_nodes:
                 memfd.bind(self._mapping, numa_nodes)
@@ -92,10 +94,13 @@ class SlotExtent:
             logger.warning("an extent was closed while a view of it was in use; unmapped when that ends")
 
 
-def _map(name: str, num_bytes: int, huge_pages: bool) -> tuple[int, mmap.mmap, bool]:
+def _map(
+    name: str, num_bytes: int, huge_pages: bool, numa_nodes: Sequence[int]
+) -> tuple[int, mmap.mmap, bool]:
     """Return (descriptor, writable mapping, whether of huge pages)."""
-    # Mapping reserves huge pages, so that one that succeeds here cannot fail at first touch.
-    if huge_pages and memfd.free_huge_pages() * HUGE_PAGE_BYTES >= num_bytes:
+    # Mapping reserves huge pages, so that one that succeeds here cannot fail at first touch; of the host, not
+    # of the nodes it is bound to, so these are asked first.
+    if huge_pages and memfd.free_huge_pages(numa_nodes) * HUGE_PAGE_BYTES >= num_bytes:
         descriptor = -1
         try:
             descriptor = memfd.create(name, num_bytes, huge=True)

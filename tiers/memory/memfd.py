@@ -14,6 +14,8 @@ import mmap
 import os
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from ...v1.shm import HUGE_PAGE_BYTES
 
@@ -65,14 +67,14 @@ def seal(descriptor: int, seals: int) -> None:
         ) from error
 
 
-def free_huge_pages() -> int:
-    """Return how many 2 MiB pages the host has free; 0 where there is no such pool."""
-    path = f"/sys/kernel/mm/hugepages/hugepages-{HUGE_PAGE_BYTES >> 10}kB/free_hugepages"
-    try:
-        with open(path) as file:
-            return int(file.read())
-    except OSError:
-        return 0
+def free_huge_pages(nodes: Sequence[int] = ()) -> int:
+    """Return how many 2 MiB pages the host has free, or its NUMA `nodes`; 0 where there is no such pool."""
+    pools = [f"/sys/devices/system/node/node{node}/hugepages" for node in nodes]
+    num_free = 0
+    for pool in pools or ["/sys/kernel/mm/hugepages"]:
+        with suppress(OSError):
+            num_free += int(Path(f"{pool}/hugepages-{HUGE_PAGE_BYTES >> 10}kB/free_hugepages").read_text())
+    return num_free
 
 
 def address_of(mapping: mmap.mmap) -> int:

@@ -11,6 +11,7 @@ import yaml
 
 from kvtier.appliance.config import Settings, SettingsError
 from kvtier.appliance.core.options import PlannerOptions
+from kvtier.tiers.block import Tier
 
 WHOLE = """\
 schema_version: 1
@@ -44,7 +45,7 @@ def test_reads_a_whole_policy(tmp_path: Path) -> None:
     settings = load(tmp_path, WHOLE)
     assert settings.listen == ["unix:///tmp/kvtier.sock"]
     assert settings.tiers.hbm is not None
-    assert settings.tiers.hbm.num_extents == 4, "in extents of dram's size"
+    assert settings.tiers.sizes[Tier.HBM].num_units == 4, "in extents of dram's size"
     assert settings.tiers.dram.num_extents == 32
     assert (settings.tiers.dram.hugepages, settings.tiers.dram.lock) == ("off", True)
     assert settings.tiers.nvme is not None

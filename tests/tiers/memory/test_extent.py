@@ -68,7 +68,7 @@ def test_huge_pages_that_are_taken_meanwhile_fall_back(monkeypatch: pytest.Monke
     # The host's answer is the only thing replaced: it says yes, and then has none.
     if memfd.free_huge_pages():
         pytest.skip("this host has huge pages")
-    monkeypatch.setattr(memfd, "free_huge_pages", lambda: 1000)
+    monkeypatch.setattr(memfd, "free_huge_pages", lambda nodes: 1000)
     num_descriptors = count_descriptors()
     extent = SlotExtent("test", SIZE)
     assert not extent.report().huge_pages
