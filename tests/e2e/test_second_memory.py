@@ -1,0 +1,197 @@
+"""DRAM, a second memory and nvme in one daemon, as on a host with a CXL memory node."""
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGHUP
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtier.clients import Client, Geometry, NamespaceIdentity, Tier
+from kvtier.clients.values.namespace import Namespace
+from kvtier.v1.types import TierKind
+
+from ..cli.conftest import run
+from ..daemon import PATIENT, Daemon
+from .test_evict import status, used_bytes
+
+GEOMETRY = Geometry(
+    num_layers=8, num_kv_heads=8, head_dim=64, block_tokens=64, dtype="float16", layers_per_group=4
+)
+IDENTITY = NamespaceIdentity(hashlib.sha256(b"second memory").digest(), GEOMETRY)
+CHAIN_BLOCKS = 8
+NUM_CHAINS = 40  # 320 MiB: more than both memories hold
+DEADLINE_S = 60.0
+CXL = "{kind: memory, capacity: 128MiB}"
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a state of the daemon."""
+    ends_at, pause = time.monotonic() + DEADLINE_S, threading.Event()
+    while not holds():
+        assert time.monotonic() < ends_at, "not reached"
+        pause.wait(0.02)
+
+
+def capacity_bytes(daemon: Daemon) -> dict[str, int]:
+    """Return what each tier can hold."""
+    return {tier["tier"]: tier["capacity_bytes"] for tier in status(daemon)["tiers"]}
+
+
+def names_of(chain: int) -> list[bytes]:
+    """Return the names of a chain's blocks."""
+    return [hashlib.sha256(bytes([chain, number])).digest() for number in range(CHAIN_BLOCKS)]
+
+
+def data_of(chain: int) -> Any:
+    """Return the bytes of a chain, uint8."""
+    return np.random.default_rng(chain).integers(0, 256, CHAIN_BLOCKS * GEOMETRY.block_bytes, np.uint8)
+
+
+def labels(client: Client, namespace: Namespace, chain: int) -> list[str]:
+    """Return the names of the tiers that a chain's blocks are in."""
+    return [tier.label for tier in client.lookup(namespace, names_of(chain)).tiers]
+
+
+@contextmanager
+def daemon_of(folder: Path, policy: Path | None = None, **changed: str) -> Iterator[Daemon]:
+    """Start a daemon with a second memory; check at the end that it said nothing of a bug."""
+    values = {
+        "tiers.dram.capacity": "64MiB",
+        "tiers.dram.extent": "16MiB",
+        "tiers.cxl": CXL,
+        "tiers.nvme.path": str(folder / "nvme"),
+        "tiers.nvme.capacity": "512MiB",
+        "tiers.nvme.segment": "16MiB",
+        "observe.http": "off",
+        **changed,
+    }
+    words = [word for key, value in values.items() if value for word in ("--set", f"{key}={value}")]
+    daemon = Daemon(folder, policy, arguments=tuple(words))
+    try:
+        daemon.start()
+        yield daemon
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log.read_text()
+    finally:
+        daemon.close()
+
+
+def fill(client: Client, namespace: Namespace) -> None:
+    """Put every chain."""
+    for chain in range(NUM_CHAINS):
+        assert client.put(namespace, names_of(chain), data_of(chain)).complete
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with daemon_of(tmp_path_factory.mktemp("second")) as daemon:
+        with Client(daemon.target, timeout=PATIENT) as client:
+            fill(client, client.register(IDENTITY))
+        yield daemon
+
+
+def test_blocks_go_down_one_memory_at_a_time_and_are_read_from_all_tiers(filled: Daemon) -> None:
+    with Client(filled.target, timeout=PATIENT) as client:
+        namespace = client.register(IDENTITY)
+        where = {label for chain in range(NUM_CHAINS) for label in labels(client, namespace, chain)}
+        assert where == {"dram", "cxl", "nvme"}
+        assert used_bytes(filled)["cxl"] > 64 << 20
+        for chain in range(NUM_CHAINS):
+            got = client.get(namespace, names_of(chain))
+            assert got.num_blocks == CHAIN_BLOCKS
+            np.testing.assert_array_equal(got.data, data_of(chain))
+
+
+def test_the_second_memory_is_read_in_place_without_a_call(filled: Daemon) -> None:
+    with Client(filled.target, timeout=PATIENT, shared_memory=True) as client:
+        namespace = client.register(IDENTITY)
+        in_cxl = [c for c in range(NUM_CHAINS) if set(labels(client, namespace, c)) == {"cxl"}]
+        assert in_cxl
+        for chain in in_cxl:
+            got = client.get(namespace, names_of(chain))
+            assert got.num_one_sided == CHAIN_BLOCKS
+            np.testing.assert_array_equal(got.data, data_of(chain))
+        with client.acquire(namespace, names_of(in_cxl[0])) as lease:
+            whole = b"".join(bytes(part.view) for part in sorted(lease, key=lambda f: (f.block, f.group)))
+            assert {tier.label for tier in lease.tiers} <= {"dram", "cxl"}
+        assert whole == data_of(in_cxl[0]).tobytes()
+
+
+def test_a_client_without_shared_memory_learns_the_same_tiers(filled: Daemon) -> None:
+    with Client(filled.target, timeout=PATIENT, shared_memory=False) as client:
+        assert [(info.tier.label, info.kind) for info in client.info.ladder] == [
+            ("hbm", TierKind.DEVICE),
+            ("dram", TierKind.MEMORY),
+            ("cxl", TierKind.MEMORY),
+            ("nvme", TierKind.SEGMENTS),
+        ]
+        namespace = client.register(IDENTITY)
+        chain = next(c for c in range(NUM_CHAINS) if set(labels(client, namespace, c)) == {"cxl"})
+        got = client.get(namespace, names_of(chain))
+        np.testing.assert_array_equal(got.data, data_of(chain))
+
+
+def test_tiers_are_given_by_name(filled: Daemon) -> None:
+    with Client(filled.target, timeout=PATIENT) as client:
+        namespace = client.register(IDENTITY)
+        chain = next(c for c in range(NUM_CHAINS) if "nvme" in labels(client, namespace, c))
+        with client.pin(namespace, names_of(chain), ttl_s=60.0, floor="cxl") as pin:
+            assert pin.num_blocks == CHAIN_BLOCKS
+            until(lambda: not {"nvme"} & set(labels(client, namespace, chain)))
+            run("evict", "cxl", "all", target=filled.target)
+            assert not {"nvme"} & set(labels(client, namespace, chain)), "a pin keeps them in memory"
+        assert used_bytes(filled)["cxl"] < CHAIN_BLOCKS * GEOMETRY.block_bytes + 1
+        run("evict", "dram", "32MiB", target=filled.target)
+        assert client.prefetch(namespace, names_of(chain), "dram").num_blocks == CHAIN_BLOCKS
+        until(lambda: set(labels(client, namespace, chain)) == {Tier.DRAM.label})
+
+
+def test_a_restart_finds_what_nvme_has(tmp_path: Path) -> None:
+    with daemon_of(tmp_path) as daemon, Client(daemon.target, timeout=PATIENT) as client:
+        namespace = client.register(IDENTITY)
+        fill(client, namespace)
+        assert daemon.stop() == 0  # a drain writes all of both memories to nvme
+        daemon.start()
+        assert used_bytes(daemon)["cxl"] == 0
+        for chain in range(NUM_CHAINS):
+            assert set(labels(client, namespace, chain)) == {"nvme"}
+            np.testing.assert_array_equal(client.get(namespace, names_of(chain)).data, data_of(chain))
+
+
+def test_the_second_memory_is_resized_by_a_reload(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(f"tiers: {{cxl: {CXL}}}")
+    with (
+        daemon_of(tmp_path, policy, **{"tiers.cxl": ""}) as daemon,
+        Client(daemon.target, timeout=PATIENT) as client,
+    ):
+        namespace = client.register(IDENTITY)
+        fill(client, namespace)
+        for capacity in (32 << 20, 192 << 20):
+            policy.write_text(f"tiers: {{cxl: {{kind: memory, capacity: {capacity}}}}}")
+            daemon.signal(SIGHUP)
+            until(lambda size=capacity: capacity_bytes(daemon)["cxl"] == size)  # type: ignore[misc]
+            until(lambda size=capacity: used_bytes(daemon)["cxl"] <= size)  # type: ignore[misc]
+            for chain in range(NUM_CHAINS):
+                np.testing.assert_array_equal(client.get(namespace, names_of(chain)).data, data_of(chain))
+
+
+def test_a_quota_of_the_second_memory_is_kept(tmp_path: Path) -> None:
+    tenants = json.dumps({"one": {"uids": [os.getuid()], "quota": {"cxl": "32MiB"}}})
+    with (
+        daemon_of(tmp_path, tenants=tenants) as daemon,
+        Client(daemon.target, timeout=PATIENT) as client,
+    ):
+        namespace = client.register(IDENTITY)
+        fill(client, namespace)
+        assert 0 < used_bytes(daemon)["cxl"] <= 32 << 20
+        for chain in range(0, NUM_CHAINS, 7):
+            np.testing.assert_array_equal(client.get(namespace, names_of(chain)).data, data_of(chain))
