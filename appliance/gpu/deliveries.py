@@ -14,7 +14,7 @@ What the device did not confirm is not promised: a failed delivery brought no bl
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
