@@ -3,18 +3,31 @@
 import click
 
 from ...v1 import admin_pb2
-from ...v1.conversions import WireTiers
+from ...v1.conversions import STANDARD_WIRE, WireTiers
 from ...v1.errors import InvalidRequest
+from ...v1.types import STANDARD_TIERS
 from ..config.units import about_bytes, count
 from .output import console, plain, print_json
 from .quantities import SIZE
 from .target import admin, json_option, resolve, target_option
 
 TIMEOUT_S = 600.0  # a large cold store is emptied segment by segment
+STANDARD_NAMES = [tier.label for tier in STANDARD_TIERS]
+
+
+class TierName(click.Choice[str]):
+    """The name of a tier: offers those of every daemon, and takes any, as a daemon can have others."""
+
+    def __init__(self) -> None:
+        super().__init__(STANDARD_NAMES)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name as it is written."""
+        return value
 
 
 @click.command()
-@click.argument("tier")
+@click.argument("tier", type=TierName())
 @click.argument("size", metavar="SIZE|all")
 @click.option(
     "--namespace", type=click.IntRange(1), metavar="ID", help="Only blocks of this namespace; goes with all."
@@ -41,9 +54,11 @@ def evict(tier: str, size: str, namespace: int | None, target: str | None, as_js
     if num_bytes and namespace:
         raise click.UsageError("--namespace goes with all: the whole of it leaves the tier")
     with admin(resolve(target)) as stub:
-        ladder = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S).ladder
+        wire = STANDARD_WIRE
+        if tier not in STANDARD_NAMES:
+            wire = WireTiers.announced(stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S).ladder)
         try:
-            number = WireTiers.announced(ladder).number(tier)
+            number = wire.number(tier)
         except InvalidRequest as problem:
             raise click.UsageError(problem.message) from problem
         request = admin_pb2.EvictRequest(tier=number, bytes=num_bytes, namespace_id=namespace or 0)

@@ -149,6 +149,9 @@ def test_tiers_are_given_by_name(filled: Daemon) -> None:
             run("evict", "cxl", "all", target=filled.target)
             assert not {"nvme"} & set(labels(client, namespace, chain)), "a pin keeps them in memory"
         assert used_bytes(filled)["cxl"] < CHAIN_BLOCKS * GEOMETRY.block_bytes + 1
+        refused = run("evict", "far", "all", target=filled.target)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "tier must be one of hbm, dram, cxl, nvme, is 'far'" in refused.stderr
         run("evict", "dram", "32MiB", target=filled.target)
         assert client.prefetch(namespace, names_of(chain), "dram").num_blocks == CHAIN_BLOCKS
         until(lambda: set(labels(client, namespace, chain)) == {Tier.DRAM.label})
