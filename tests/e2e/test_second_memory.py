@@ -188,7 +188,7 @@ def test_the_second_memory_is_resized_by_a_reload(tmp_path: Path) -> None:
 
 
 def test_a_quota_of_the_second_memory_is_kept(tmp_path: Path) -> None:
-    tenants = json.dumps({"one": {"uids": [os.getuid()], "quota": {"cxl": "32MiB"}}})
+    tenants = json.dumps({"one": {"members": [f"uid:{os.getuid()}"], "quota": {"cxl": "32MiB"}}})
     with (
         daemon_of(tmp_path, tenants=tenants) as daemon,
         Client(daemon.target, timeout=PATIENT) as client,
