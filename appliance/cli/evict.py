@@ -35,8 +35,9 @@ class TierName(click.Choice[str]):
 @target_option
 @json_option
 def evict(tier: str, size: str, namespace: int | None, target: str | None, as_json: bool) -> None:
-    """Drop unpinned blocks of TIER, coldest first, until SIZE bytes were freed. Tiers are named as in the
-    settings: hbm, dram, nvme, further memories.
+    """Drop unpinned blocks of TIER, coldest first, until SIZE bytes were freed.
+
+    Tiers are named as in the settings: hbm, dram, nvme, further memories.
 
     What is being read, pinned, of a decoding session, or needed by blocks that continue it stays, and is
     counted by reason. Of nvme whole segments are emptied, oldest first, and stay empty over a restart;

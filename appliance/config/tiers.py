@@ -125,8 +125,10 @@ class DramTier(Section):
 
 
 class MemoryTier(Section):
-    """A further memory of the host below dram, which clients read in place, such as a CXL memory node. Blocks
-    are evicted from dram into it, and promoted when they are used again."""
+    """A further memory of the host below dram, which clients read in place, such as a CXL memory node.
+
+    Blocks are evicted from dram into it, and promoted when they are used again.
+    """
 
     kind: Literal["memory"]
     """Says that a further tier is meant, and no key misspelt. Always `memory`."""
@@ -205,8 +207,10 @@ class NvmeTier(Section):
 
 
 class Tiers(Section):
-    """The `tiers:` section: memory and disk of the daemon. Keys with other names are further memories, in
-    their order between dram and nvme."""
+    """The `tiers:` section: memory and disk of the daemon.
+
+    Keys with other names are further memories, in their order between dram and nvme.
+    """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, MemoryTier] = Field(init=False)
@@ -228,8 +232,10 @@ class Tiers(Section):
 
     @property
     def ladder(self) -> Ladder:
-        """The tiers that this daemon can have. Clients on the host read hbm in place only where it is host
-        memory."""
+        """The tiers that this daemon can have.
+
+        Clients on the host read hbm in place only where it is host memory.
+        """
         return with_memory(list(self.further), ON_DEVICE if self.is_on_device else STANDARD)
 
     @property
@@ -259,8 +265,7 @@ class Tiers(Section):
         return sizes
 
     def memory_of(self, tier: Tier) -> DramTier | MemoryTier | None:
-        """Return the settings of host memory that say how a tier's pages are allocated; None for hbm, which
-        has none of its own."""
+        """Return the settings that say how a tier's pages are allocated; None for hbm, which has none."""
         return self.dram if tier == self.ladder.put_tier else self.further.get(tier.label)
 
     @model_validator(mode="before")

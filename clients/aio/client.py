@@ -183,8 +183,10 @@ class AsyncClient(AsyncDriver):
         ttl_s: float,
         floor: Tier | str = Tier.DRAM,
     ) -> AsyncPin:
-        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`. Tiers may be given by
-        name, those of `info.ladder`."""
+        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`.
+
+        Tiers may be given by name, those of `info.ladder`.
+        """
         pin_id, num_blocks = await self.run(
             partial(self.operations.pin, namespace, hashes, ttl_s, floor), repeat=False
         )

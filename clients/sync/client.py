@@ -184,8 +184,10 @@ class Client(Driver):
         ttl_s: float,
         floor: Tier | str = Tier.DRAM,
     ) -> Pin:
-        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`. Tiers may be given by
-        name, those of `info.ladder`."""
+        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`.
+
+        Tiers may be given by name, those of `info.ladder`.
+        """
         pin_id, num_blocks = self.run(
             partial(self.operations.pin, namespace, hashes, ttl_s, floor), repeat=False
         )

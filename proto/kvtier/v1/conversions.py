@@ -68,8 +68,10 @@ class WireTiers:
         ]
 
     def number(self, tier: Tier | str) -> types_pb2.Tier.ValueType:
-        """Return the number of a tier, given as such or by its name. Raises InvalidRequest, with the names
-        there are."""
+        """Return the number of a tier, given as such or by its name.
+
+        Raises InvalidRequest, with the names that there are.
+        """
         label = tier.label if isinstance(tier, Tier) else tier
         found = self._number_of.get(label) if isinstance(label, str) else None
         if found is None:

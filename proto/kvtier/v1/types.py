@@ -33,7 +33,7 @@ class Tier(int):
     """A memory or a store, as its position in a ladder, fastest first. `a < b` reads "a is faster than b".
 
     There is one object for each position and name, so `is` compares both. `HBM`, `DRAM` and `NVME` are the
-    tiers of a daemon whose settings name no other; where there are further memories, nvme is in a later
+    tiers of a daemon without further memories; with them, nvme is in a later
     position, and `label` tells tiers apart.
     """
 
@@ -77,7 +77,7 @@ class TierInfo(NamedTuple):
     kind: TierKind | None  # None: one that a newer daemon has and this version does not know
 
 
-#: The tiers of a daemon whose settings name no other.
+#: The tiers of a daemon without further memories.
 STANDARD_LADDER = tuple(map(TierInfo, STANDARD_TIERS, TierKind))
 
 
