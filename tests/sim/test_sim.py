@@ -24,6 +24,13 @@ def test_nothing_is_violated(verify: bool) -> None:
     assert num_reads > 10 * len(SEEDS), "the seeds hardly read anything: they would see nothing"
 
 
+@pytest.mark.parametrize("seed", [500, 1226, 3241, 5911])
+def test_a_part_of_a_block_does_not_go_to_and_fro_between_memories(seed: int) -> None:
+    """The second memory had room for a part, evicted that, and the first one copied it again, for ever."""
+    outcome = run_seed(seed, True)
+    assert not outcome.check, f"{outcome.message}\n{outcome.trace_back}"
+
+
 def test_same_seed_same_log() -> None:
     for seed in range(20):
         assert run_seed(seed, True).fingerprint == run_seed(seed, True).fingerprint

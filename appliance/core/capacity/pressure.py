@@ -15,7 +15,8 @@ from enum import Enum
 
 from ....policies.admission import AdmitAll
 from ....policies.base import Newcomer, Victim
-from ....tiers.block import NO_SESSION, Tier, Urgency
+from ....tiers.block import Tier, Urgency
+from ....v1.shm import slot_bytes_for
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import INCOMPLETE, Residency
@@ -27,7 +28,7 @@ from ..encodings import AS_IT_IS
 from .archiving import Archiving
 from .cold_quota import ColdQuota
 from .reclaim import Reclaim
-from .victims import Victims
+from .victims import Victims, newcomer_of
 
 #: What copies into a slower tier are called in the story, before the name of the tier that they come from.
 SPILL, COPY_AHEAD, IDLE_COPY = "spill", "copy_ahead", "idle_copy"
@@ -308,6 +309,18 @@ class Pressure:
             self._residency.evict(victim.row, tier, reason, victim)
         return may_leave
 
+    def _has_way(self, row: int, tier: Tier, lower: Tier) -> bool:
+        """Whether another memory of the host has room for a block below its high watermark, or gets it now:
+        above it the block could be the first one to leave again, and be copied for ever."""
+        if (tier, lower) not in self._host_edges:
+            return True  # the copy looks for it
+        room, namespace = self._core.rooms[lower], self._core.catalog.namespace_of(row)
+        num_bytes = sum(map(slot_bytes_for, namespace.fragment_bytes))
+        limit_bytes = self._core.options.high_watermark * room.statistics().capacity_bytes - num_bytes
+        if limit_bytes >= 0 and room.statistics().taken_bytes > limit_bytes:
+            self._lower_to(limit_bytes, lower)
+        return room.statistics().taken_bytes <= limit_bytes
+
     def _waits_for_spills(self, tier: Tier, lower: Tier | None, domain: int | None) -> bool:
         """Whether the last victim still has to be spilled first, and as much is being spilled as may be.
 
@@ -330,19 +343,7 @@ class Pressure:
 
     def is_worth_keeping(self, row: int, lower: Tier) -> bool:
         """Whether the slower tier admits a block that would be gone otherwise."""
-        catalog = self._core.catalog
-        newcomer = Newcomer(
-            self._core.now,
-            catalog.parent[row],
-            catalog.position[row],
-            num_blocks=1,
-            session=0,
-            urgency=catalog.urgency[row] if catalog.urgency[row] != NO_SESSION else Urgency.QUEUED,
-            prefix_hashes=(self._core.facts.prefix_hash[row],),
-            row=row,
-            priority=catalog.retention(row, self._core.now),
-        )
-        return self._core.policies.admissions[lower].admits(newcomer, None)
+        return self._core.policies.admissions[lower].admits(newcomer_of(self._core, row), None)
 
     def _reason_to_evict(self, row: int, tier: Tier, lower: Tier | None) -> str:
         """Return why a block may be evicted at once; empty when it must be spilled first."""
@@ -376,7 +377,8 @@ class Pressure:
         core = self._core
         residency = self._residency
         core.transitions.keep(row)  # the segment that makes room for one half of it may hold the other half
-        has_moves = self._decide_moves(row, tier, target, urgency, archives=archives)
+        has_way = self._has_way(row, tier, target)
+        has_moves = has_way and self._decide_moves(row, tier, target, urgency, archives=archives)
         residency.unkeep(row)
         if has_moves:
             name = core.catalog.prefix_hash[row]

@@ -12,11 +12,28 @@ over a restart) would fall apart, and every restart of a domain would begin anew
 import heapq
 from typing import NamedTuple
 
-from ....policies.base import Victim
-from ....tiers.block import Tier
+from ....policies.base import Newcomer, Victim
+from ....tiers.block import NO_SESSION, Tier, Urgency
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
+
+
+def newcomer_of(core: CoreState, row: int) -> Newcomer:
+    """Return what a tier's admission is told of a block that comes from a faster tier."""
+    catalog = core.catalog
+    urgency = catalog.urgency[row]
+    return Newcomer(
+        core.now,
+        catalog.parent[row],
+        catalog.position[row],
+        num_blocks=1,
+        session=0,
+        urgency=urgency if urgency != NO_SESSION else Urgency.QUEUED,
+        prefix_hashes=(core.facts.prefix_hash[row],),
+        row=row,
+        priority=catalog.retention(row, core.now),
+    )
 
 
 class _Aside(NamedTuple):
