@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import grpc_tools
@@ -28,7 +28,6 @@ from kvtier.appliance.observability.exposition import reference_markdown as metr
 from kvtier.appliance.security.rights import matrix_markdown
 from kvtier.clients.errors import CLIENT_REASONS
 from kvtier.v1.unreachable import REASONS as UNREACHABLE
-from kvtier.v1.unreachable import reason_table_markdown
 
 from .docs.cli_page import cli_markdown, completion_json
 from .docs.settings_page import reference_table, setting_keys
@@ -113,6 +112,15 @@ def api_reference() -> Iterator[tuple[Path, bytes]]:
     parts.append("\nReasons that only a client gives, about what its own process holds or was given:\n\n")
     parts.append(reason_table_markdown(CLIENT_REASONS) + "\n")
     yield ROOT / "docs" / "api.md", "".join(parts).encode()
+
+
+def reason_table_markdown(reasons: Mapping[str, tuple[str, str]]) -> str:
+    """Return reasons, with condition and recovery, as a Markdown table of docs/api.md."""
+    lines = ["| reason | condition | recovery |", "|---|---|---|"]
+    lines += [
+        f"| `{reason}` | {condition} | {recovery} |" for reason, (condition, recovery) in reasons.items()
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def cli_reference() -> Iterator[tuple[Path, bytes]]:

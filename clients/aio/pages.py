@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from ...v1.types import Urgency
-from ..operations.direct import DeliveryState, LayerGroup, PagesReport, PagesState
+from ..operations.direct import DirectGet, LayerGroup, PagesReport, RegisteredPages
 from ..operations.effects import Operation
 from ..values.namespace import Namespace
 from ..values.types import PutReport, Retention
@@ -27,7 +27,7 @@ class AsyncDelivery:
     Ends with its `async with`: what was not waited for is cancelled.
     """
 
-    def __init__(self, client: AsyncDriver, state: DeliveryState) -> None:
+    def __init__(self, client: AsyncDriver, state: DirectGet) -> None:
         self._client = client
         self._state = state
 
@@ -58,7 +58,7 @@ class AsyncPages:
     Ends with its `async with`, or with the client.
     """
 
-    def __init__(self, client: AsyncDriver, state: PagesState) -> None:
+    def __init__(self, client: AsyncDriver, state: RegisteredPages) -> None:
         self._client = client
         self._state = state
 
@@ -86,7 +86,7 @@ class AsyncPages:
         They are written from now until this returns, but not before `after`, one of `events`.
         """
 
-        state = DeliveryState(self._state, first_block)
+        state = DirectGet(self._state, first_block)
 
         def whole() -> Operation[PagesReport]:
             yield from state.open(
@@ -113,7 +113,7 @@ class AsyncPages:
 
         Layer groups come with events only where pages were registered with `num_event_sets`.
         """
-        state = DeliveryState(self._state, first_block)
+        state = DirectGet(self._state, first_block)
         make = partial(
             state.open,
             namespace,

@@ -15,48 +15,29 @@ from ..errors import CONNECTION_LOST, NotFound, Unavailable, from_diagnosis
 from ..operations.base import ClientSettings
 from ..operations.effects import Answer, Attachment
 from .connect import local_path
-from .link import ANCILLARY_BYTES, CLOEXEC, RECEIVE_BYTES, descriptors_in, lost
+from .link import ANCILLARY_BYTES, CLOEXEC, RECEIVE_BYTES, Connection, descriptors_in, lost
 from .local import CLOSED, LocalProtocol, attachment_of
 
 
-class AsyncLink(Protocol):
-    """A connection; as Link, with coroutines where one waits."""
-
-    attachment: Attachment
-    closed: bool
+class AsyncLink(Connection, Protocol):
+    """A connection for an event loop: `attach` it first."""
 
     async def attach(self, settings: ClientSettings) -> None:
         """Connect, and learn what the connection offers. Raises Unavailable."""
-        ...
-
-    def send(self, call: str, request: Any, timeout_s: float) -> int:
-        """Start a call; return its ticket."""
         ...
 
     async def receive(self, ticket: int) -> Answer:
         """Wait for the next message of a call. Raises KvtierError."""
         ...
 
-    def post(self, call: str, request: Any, is_hint: bool) -> None:
-        """Send a request without an answer; a hint only where that needs no waiting."""
-        ...
-
-    def forget(self, ticket: int) -> None:
-        """Stop listening to a call."""
-        ...
-
     async def close(self) -> None:
-        """End the connection. Idempotent."""
-        ...
-
-    def abandon(self) -> None:
-        """Close this process's end and send nothing."""
+        """End the connection; the daemon gives back what the client held. Idempotent."""
         ...
 
 
 async def open_link(settings: ClientSettings) -> AsyncLink:
     """Connect. Raises Unavailable when no daemon listens."""
-    path = await asyncio.to_thread(local_path, settings, _ask)
+    path = await asyncio.to_thread(local_path, settings)
     link: AsyncLink
     if path is None:
         from .remote_aio import AsyncGrpcLink
@@ -218,9 +199,3 @@ class AsyncLocalLink:
         self._protocol.close()
         for future in self._waiting.values():
             self._wake(future)
-
-
-def _ask(settings: ClientSettings) -> str:
-    from .remote import local_socket_path
-
-    return local_socket_path(settings)

@@ -5,8 +5,6 @@ asking for its name. Only when it is not there is the daemon asked, over gRPC. g
 is used: it costs a runtime 0.2 s at start.
 """
 
-from collections.abc import Callable
-
 from ...v1.addresses import unix_path
 from ...v1.diagnosis import diagnose_address, diagnose_socket
 from ..errors import NOT_RUNNING, Unavailable, from_diagnosis
@@ -19,7 +17,7 @@ LOCAL_SUFFIX = ".local"
 
 def open_link(settings: ClientSettings) -> Link:
     """Connect. Raises Unavailable when no daemon listens, PermissionDenied when its socket is closed."""
-    path = local_path(settings, _ask)
+    path = local_path(settings)
     if path is None:
         from .remote import GrpcLink
 
@@ -27,11 +25,11 @@ def open_link(settings: ClientSettings) -> Link:
     return LocalLink(path, settings.name, settings.domain, settings.limits, settings.timeout)
 
 
-def local_path(settings: ClientSettings, ask: Callable[[ClientSettings], str]) -> str | None:
+def local_path(settings: ClientSettings) -> str | None:
     """Return the path of the local channel's socket, None when gRPC is to be used.
 
-    `ask` calls GetServerInfo. Raises Unavailable when no daemon listens at the target, PermissionDenied when
-    this user may not open its socket.
+    Raises Unavailable when no daemon listens at the target, PermissionDenied when this user may not open its
+    socket.
     """
     if (mistake := diagnose_address(settings.target)) is not None:
         raise from_diagnosis(mistake)
@@ -51,13 +49,9 @@ def local_path(settings: ClientSettings, ask: Callable[[ClientSettings], str]) -
         raise from_diagnosis(problem)
     if wrong.reason != NOT_RUNNING:
         raise from_diagnosis(wrong)
-    named = ask(settings)
+    from .remote import local_socket_path
+
+    named = local_socket_path(settings)
     if not named and settings.shared_memory:
         raise Unavailable(f"the daemon at {path} has no local channel", reason=NOT_RUNNING)
     return named or None
-
-
-def _ask(settings: ClientSettings) -> str:
-    from .remote import local_socket_path
-
-    return local_socket_path(settings)

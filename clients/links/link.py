@@ -25,18 +25,17 @@ ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
 
-class Link(Protocol):
-    """A connection. After it raised Unavailable it may be `closed`, and is then replaced."""
+class Connection(Protocol):
+    """What links of threads and of event loops have in common.
+
+    After one raised Unavailable it may be `closed`, and is then replaced.
+    """
 
     attachment: Attachment
     closed: bool
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""
-        ...
-
-    def receive(self, ticket: int) -> Answer:
-        """Wait for the next message of a call. Raises KvtierError."""
         ...
 
     def post(self, call: str, request: Any, is_hint: bool) -> None:
@@ -47,12 +46,20 @@ class Link(Protocol):
         """Stop listening to a call."""
         ...
 
-    def close(self) -> None:
-        """End the connection; the daemon gives back what the client held. Idempotent."""
-        ...
-
     def abandon(self) -> None:
         """Close this process's end and send nothing: after a fork the connection is the parent's."""
+        ...
+
+
+class Link(Connection, Protocol):
+    """A connection for a thread."""
+
+    def receive(self, ticket: int) -> Answer:
+        """Wait for the next message of a call. Raises KvtierError."""
+        ...
+
+    def close(self) -> None:
+        """End the connection; the daemon gives back what the client held. Idempotent."""
         ...
 
 

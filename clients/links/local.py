@@ -28,7 +28,7 @@ from ...v1.local import (
 from ...v1.shm import ONE_SIDED_READS_ARE_SAFE
 from ..errors import CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer, from_detail
 from ..memory.extents import ExtentTable, map_memory
-from ..memory.shared import OneSidedReader
+from ..memory.one_sided import OneSidedReader
 from ..memory.staging import StagingArea
 from ..operations.answers import announced, server_info
 from ..operations.effects import Answer, Attachment

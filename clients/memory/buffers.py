@@ -154,6 +154,21 @@ def blocks_of(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -
     return Blocks(starts[:, None], block_bytes, True, whole.owner)
 
 
+def scatter(targets: npt.NDArray[np.int64], length: int, offset: int, chunk: bytes) -> None:
+    """Copy `chunk`, which begins at `offset` of a fragment of `length` bytes, to the fragment's pieces.
+
+    `targets`: (pieces,) int64, their addresses.
+    """
+    piece_bytes = length // len(targets)
+    done = 0
+    while done < len(chunk):
+        piece, start = divmod(offset + done, piece_bytes)
+        num_bytes = min(piece_bytes - start, len(chunk) - done)
+        part = chunk if num_bytes == len(chunk) else chunk[done : done + num_bytes]
+        copy_bytes(int(targets[piece]) + start, part, num_bytes)
+        done += num_bytes
+
+
 def _blocks_in_pieces(pieces: Pieces, num_blocks: int, block_bytes: int) -> Blocks:
     addresses = pieces.addresses
     if not isinstance(addresses, np.ndarray) or (addresses.size and addresses.dtype.kind not in "iu"):

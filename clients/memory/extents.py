@@ -156,14 +156,6 @@ class ExtentTable:
             addresses[rows] = found[:, OFFSET].astype(np.int64) + extent.address
         return headers, addresses
 
-    def check_integrity(self) -> list[str]:
-        """Audit: every mapped extent has the size that was announced."""
-        return [
-            f"extent {number}: {extent.data_bytes} data bytes, announced {self.extent_bytes}"
-            for number, extent in self.mapped.items()
-            if self.extent_bytes and extent.data_bytes != self.extent_bytes
-        ]
-
 
 def map_memory(memory: Memory, *, writable: bool = False) -> U8:
     """Return `memory` as an array of bytes.

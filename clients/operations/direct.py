@@ -1,4 +1,4 @@
-"""The direct path, sans-IO: pages registered once, then gets into them and puts from them, one call each.
+"""Direct gets and puts: pages registered once, then one call each, and the daemon copies.
 
 A registration belongs to a connection. When that is replaced (the daemon was restarted, a call timed out) the
 next operation registers again, and the daemon answers that only when nothing of the earlier connection
@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...v1 import direct_pb2, kvcache_pb2
-from ...v1.arguments import instances, number, text
+from ...v1 import direct_pb2
 from ...v1.shm import HASH_BYTES
 from ...v1.types import Tier, Urgency
 from ..errors import (
@@ -27,14 +26,15 @@ from ..errors import (
     Unavailable,
     broken_answer,
 )
-from ..values.keys import pack, parent_hash
+from ..values.keys import pack
 from ..values.namespace import Namespace
 from ..values.types import PutReport, Retention
 from .answers import num_blocks_of, outcomes_of, tiers_of
-from .base import Operations, milliseconds
+from .base import Operations
 from .effects import Attach, Attachment, Forget, Operation, Receive
 from .gets import Chain, check_first_block
 from .page_layouts import PagesDescription, describe
+from .puts import put_header
 
 
 class Exported(NamedTuple):
@@ -96,7 +96,7 @@ class PagesReport:
 
 
 @dataclass(eq=False)
-class PagesState:
+class RegisteredPages:
     """Registered pages. `events` are for the caller's streams to record (`after=` of get and put)."""
 
     operations: Operations
@@ -157,27 +157,18 @@ class PagesState:
         after: Any,
     ) -> Operation[PutReport]:
         """Store blocks from pages; see Pages.put."""
-        parent, session = parent_hash(parent), text("session", session)
-        prefill_s, retention = number("prefill_s", prefill_s), instances("retention", retention, Retention)
-        timeout_s = self.operations.deadline(deadline_s)
         packed = pack(hashes)
         num_blocks = len(packed) // HASH_BYTES
+        timeout_s = self.operations.deadline(deadline_s)
+        header = put_header(self.operations, packed, parent, session, timeout_s, prefill_s, retention)
         if not num_blocks:
             return PutReport([])
         ids, event = self._packed_ids(page_ids, num_blocks), self._number_of(after)
         attachment, namespace_id = yield from self.register(namespace)
-        reserve = kvcache_pb2.ReserveRequest(
-            request_id=self.operations.request_id(),
-            namespace_id=namespace_id,
-            parent_hash=parent,
-            prefix_hashes=self.operations.chain(attachment, packed),
-            session_id=session,
-            deadline_ms=milliseconds("deadline_s", timeout_s),
-            prefill_s=prefill_s,
-            retention=[hint.to_wire() for hint in retention],
-        )
+        self.operations.chain(attachment, packed)
+        header.namespace_id = namespace_id
         request = direct_pb2.PutPagesRequest(
-            registration_id=self.registration_id, reserve=reserve, page_ids=ids, after_event=event
+            registration_id=self.registration_id, reserve=header, page_ids=ids, after_event=event
         )
         ticket = yield from self.operations.send(attachment, "PutPages", request, timeout_s)
         try:
@@ -252,7 +243,7 @@ class PagesState:
         raise InvalidRequest("`after` must be one of `events` of these pages", reason="BAD_PAGES")
 
 
-def pages_state(
+def registered_pages(
     operations: Operations,
     namespace: Namespace,
     preset: str,
@@ -261,11 +252,11 @@ def pages_state(
     page_tokens: int | None,
     num_events: int,
     num_event_sets: int,
-) -> PagesState:
+) -> RegisteredPages:
     """Describe the tensors, make the events; nothing is sent. Raises InvalidRequest, PreconditionFailed."""
     description = describe(preset, tensors, namespace.geometry, page_tokens)
     made = [exporter.new_event() for _ in range(num_events)]
-    return PagesState(
+    return RegisteredPages(
         operations,
         namespace,
         description,
@@ -276,10 +267,10 @@ def pages_state(
     )
 
 
-class DeliveryState:
+class DirectGet:
     """One get into pages, from request to last answer. `report` is None until then."""
 
-    def __init__(self, pages: PagesState, first_block: int) -> None:
+    def __init__(self, pages: RegisteredPages, first_block: int) -> None:
         self.report: PagesReport | None = None
         self._pages = pages
         self._first_block = first_block

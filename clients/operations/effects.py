@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from ...v1.conversions import STANDARD_WIRE, WireTiers
 from ...v1.shm import HASH_BYTES
 from ..memory.extents import ExtentTable, Memory
-from ..memory.shared import OneSidedReader
+from ..memory.one_sided import OneSidedReader
 from ..memory.staging import StagingArea
 from ..options import Limits
 from ..values.types import ServerInfo
-from .coded import StreamCodecs
+from .stream_codecs import StreamCodecs
 
 T = TypeVar("T")
 TOUCH_PERIOD_S = 1.0  # blocks that are read one-sidedly only must not look unused for longer
@@ -125,6 +125,6 @@ class Attachment:
     touches: Touches = field(default_factory=Touches)
     #: (ticket, staging offset) of commits of puts that were cancelled: the daemon may still read there.
     unsettled: deque[tuple[int, int]] = field(default_factory=deque)
-    #: How fragments travel where there is no shared memory; see coded.py.
+    #: How fragments travel where there is no shared memory; see stream_codecs.py.
     streams: StreamCodecs = field(default_factory=StreamCodecs)
     tiers: WireTiers = STANDARD_WIRE  # of this daemon, by the numbers of its messages

@@ -1,8 +1,8 @@
-"""Get: one-sided from shared memory as far as that goes, the rest under a lease, or as a gRPC stream.
+"""Get: one-sided as far as that goes, the rest leased; streamed for callers without shared memory.
 
-    shared index -> copy, proven by the slot headers        no call at all
-    Acquire (promotes from NVMe) -> copy as fragments land  from the first block in doubt on
-    Get stream                                              callers without shared memory
+    one-sided   shared index -> copy, proven by the slot headers        no call at all
+    leased      Acquire (promotes from NVMe) -> copy as fragments land  from the first block in doubt on
+    streamed    Get over gRPC, raw or encoded
 
 All three fill the same targets: addresses of shape (blocks, groups, pieces of one fragment).
 """
@@ -22,15 +22,15 @@ from ...v1.local import MAX_DESCRIPTORS
 from ...v1.shm import HASH_BYTES, extent_of, slot_bytes_for, tags_of
 from ...v1.types import Urgency
 from ..errors import InvalidRequest, KvtierError, NotFound, broken_answer
-from ..memory.buffers import Pieces, blocks_of, copy_bytes, target_span
+from ..memory.buffers import Pieces, blocks_of, scatter, target_span
 from ..memory.extents import I64, Wanted
 from ..values.keys import pack
 from ..values.namespace import Namespace
 from ..values.types import GetReport, Retention
 from .answers import FragmentCounter, num_leading
 from .base import Operations, milliseconds, only_answer
-from .coded import CodedReader, readable_codecs
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
+from .stream_codecs import EncodedReader, readable_codecs
 
 _MAX_NUMBER = (1 << 31) - 1  # of extents and slots: a place has 64 bits, one of them for a sign
 
@@ -112,7 +112,7 @@ def get(
     targets = blocks.targets(namespace.fragment_offsets, namespace.fragment_bytes)
     num_one_sided = 0
     if num_wanted and attachment.reader is not None:
-        num_one_sided = yield from _read_shared(operations, attachment, chain, targets)
+        num_one_sided = yield from _read_one_sided(operations, attachment, chain, targets)
     done = first_block + num_one_sided
     if done < num_named:
         rest = targets[num_one_sided:]
@@ -202,7 +202,7 @@ def wanted_of(
     return wanted, rows, groups
 
 
-def _read_shared(
+def _read_one_sided(
     operations: Operations, attachment: Attachment, chain: Chain, targets: I64
 ) -> Operation[int]:
     """Read one-sidedly from the first wanted block on; return how many blocks that gave."""
@@ -273,35 +273,23 @@ def _read_streamed(
     ticket = yield from operations.send(attachment, "Get", request, chain.timeout_s)
     fragment_bytes = chain.namespace.fragment_bytes
     counter = FragmentCounter(first_block, chain.num_blocks, fragment_bytes)
-    coded = CodedReader(chain.namespace.identity.geometry)
+    encoded = EncodedReader(chain.namespace.identity.geometry)
     try:
         while True:
             message = (yield Receive(ticket)).message
             if message.HasField("encoded"):
                 row, group = counter.chunk(message)
-                if coded.take(message):  # the last chunk of it
+                if encoded.take(message):  # the last chunk of it
                     is_right = yield Work(
-                        partial(coded.decode, group, targets[row, group]), fragment_bytes[group]
+                        partial(encoded.decode, group, targets[row, group]), fragment_bytes[group]
                     )
                     counter.add(row, group, fragment_bytes[group] if is_right else 0)
             elif message.chunk:
                 row, group = counter.chunk(message)
-                _scatter(targets[row, group], fragment_bytes[group], message.offset, message.chunk)
+                scatter(targets[row, group], fragment_bytes[group], message.offset, message.chunk)
                 counter.add(row, group, len(message.chunk))
             if message.last:
                 return counter.end(message.num_blocks)
     finally:
         with suppress(KvtierError):
             yield Forget(ticket)
-
-
-def _scatter(targets: I64, length: int, offset: int, chunk: bytes) -> None:
-    """Copy bytes from `offset` on of a fragment of `length` bytes to its pieces."""
-    piece_bytes = length // len(targets)
-    done = 0
-    while done < len(chunk):
-        piece, start = divmod(offset + done, piece_bytes)
-        num_bytes = min(piece_bytes - start, len(chunk) - done)
-        part = chunk if num_bytes == len(chunk) else chunk[done : done + num_bytes]
-        copy_bytes(int(targets[piece]) + start, part, num_bytes)
-        done += num_bytes

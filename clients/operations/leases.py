@@ -164,15 +164,6 @@ class LeaseState:
             return False
         return all(bool(self.attachment.extents.check(wanted)[0].all()) for wanted in self._wanted)
 
-    def check_integrity(self) -> list[str]:
-        """Audit: nothing is readable after release, and nothing twice."""
-        problems = []
-        if self.released and self._fragments:
-            problems.append(f"lease {self.lease_id}: {len(self._fragments)} views after its release")
-        if any(fragment.block >= self.chain.num_blocks for fragment in self._fresh):
-            problems.append(f"lease {self.lease_id}: a fragment of a block that was not named")
-        return problems
-
     # -------------------------------------------------------------------------------- internals
 
     def _is_attached(self) -> Operation[bool]:

@@ -205,23 +205,12 @@ def put(
     instance("namespace", namespace, Namespace)
     packed = pack(hashes)
     blocks = blocks_of(data, len(packed) // HASH_BYTES, namespace.block_bytes, writable=False)
-    parent, session = parent_hash(parent), text("session", session)
-    prefill_s, retention = number("prefill_s", prefill_s), instances("retention", retention, Retention)
     timeout_s = operations.deadline(deadline_s)
+    header = put_header(operations, packed, parent, session, timeout_s, prefill_s, retention)
     if not len(blocks):
         return PutReport([])
     attachment, namespace_id = yield from operations.begin(namespace)
-    header = kvcache_pb2.ReserveRequest(
-        request_id=operations.request_id(),
-        client_id=attachment.client_id,
-        namespace_id=namespace_id,
-        parent_hash=parent,
-        prefix_hashes=packed,
-        session_id=session,
-        deadline_ms=milliseconds("deadline_s", timeout_s),
-        prefill_s=prefill_s,
-        retention=[hint.to_wire() for hint in retention],
-    )
+    header.client_id, header.namespace_id = attachment.client_id, namespace_id
     if attachment.staging is None:
         operations.chain(attachment, packed)
         return (yield from _stream(operations, attachment, namespace, header, blocks, timeout_s))
@@ -233,6 +222,27 @@ def put(
         )
     staged = _Put(operations, attachment, header, timeout_s, namespace.block_bytes)
     return PutReport((yield from staged.run(blocks)))
+
+
+def put_header(
+    operations: Operations,
+    packed: bytes,
+    parent: bytes,
+    session: str,
+    timeout_s: float,
+    prefill_s: float,
+    retention: Sequence[Retention],
+) -> kvcache_pb2.ReserveRequest:
+    """Return what a put says of its blocks, for any namespace. Raises InvalidRequest."""
+    return kvcache_pb2.ReserveRequest(
+        request_id=operations.request_id(),
+        parent_hash=parent_hash(parent),
+        prefix_hashes=packed,
+        session_id=text("session", session),
+        deadline_ms=milliseconds("deadline_s", timeout_s),
+        prefill_s=number("prefill_s", prefill_s),
+        retention=[hint.to_wire() for hint in instances("retention", retention, Retention)],
+    )
 
 
 def settle_left_over(attachment: Attachment) -> Operation[None]:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from ...v1.types import Urgency
-from ..operations.direct import DeliveryState, LayerGroup, PagesReport, PagesState
+from ..operations.direct import DirectGet, LayerGroup, PagesReport, RegisteredPages
 from ..operations.effects import Operation
 from ..values.namespace import Namespace
 from ..values.types import PutReport, Retention
@@ -28,7 +28,7 @@ class Delivery:
     Ends with its `with`: what was not waited for is cancelled.
     """
 
-    def __init__(self, client: Driver, state: DeliveryState) -> None:
+    def __init__(self, client: Driver, state: DirectGet) -> None:
         self._client = client
         self._state = state
 
@@ -59,7 +59,7 @@ class Pages:
     Ends with its `with`, or with the client.
     """
 
-    def __init__(self, client: Driver, state: PagesState) -> None:
+    def __init__(self, client: Driver, state: RegisteredPages) -> None:
         self._client = client
         self._state = state
 
@@ -87,7 +87,7 @@ class Pages:
         They are written from now until this returns, but not before `after`, one of `events`.
         """
 
-        state = DeliveryState(self._state, first_block)
+        state = DirectGet(self._state, first_block)
 
         def whole() -> Operation[PagesReport]:
             yield from state.open(
@@ -114,7 +114,7 @@ class Pages:
 
         Layer groups come with events only where pages were registered with `num_event_sets`.
         """
-        state = DeliveryState(self._state, first_block)
+        state = DirectGet(self._state, first_block)
         make = partial(
             state.open,
             namespace,

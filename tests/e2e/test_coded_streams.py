@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.errors import KvtierError
 from kvtier.clients.memory.buffers import Pieces
-from kvtier.clients.operations import coded
+from kvtier.clients.operations import stream_codecs
 from kvtier.clients.options import Limits
 from kvtier.tiers.codecs import streaming
 from kvtier.tiers.codecs.base import Shape
@@ -73,7 +73,7 @@ def test_both_ways_and_beside_clients_that_read_no_codec(
         np.testing.assert_array_equal(local.get(local.register(IDENTITY), NAMES).data, data)
         for _ in range(4):
             np.testing.assert_array_equal(remote.get(space, NAMES).data, data)
-        monkeypatch.setattr(coded, "readable_codecs", lambda: ())
+        monkeypatch.setattr(stream_codecs, "readable_codecs", lambda: ())
         monkeypatch.setattr("kvtier.clients.operations.gets.readable_codecs", lambda: ())
         before = of_streams(counters(daemon))
         with Client(daemon.target, shared_memory=False, timeout=PATIENT) as plain:
@@ -127,9 +127,9 @@ def test_what_is_damaged_on_its_way_down_is_a_miss(
     with Client(exponents_daemon.target, shared_memory=False, timeout=PATIENT) as remote:
         space = remote.register(IDENTITY)
         assert remote.put(space, NAMES, data).complete
-        take = coded.CodedReader.take
+        take = stream_codecs.EncodedReader.take
 
-        def flipped(self: coded.CodedReader, message: object) -> bool:
+        def flipped(self: stream_codecs.EncodedReader, message: object) -> bool:
             if message.block == 5 and message.group == 1:  # type: ignore[attr-defined]
                 chunk = bytearray(message.chunk)  # type: ignore[attr-defined]
                 chunk[len(chunk) // 2] ^= 1
@@ -137,7 +137,7 @@ def test_what_is_damaged_on_its_way_down_is_a_miss(
             return take(self, message)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patched:
-            patched.setattr(coded.CodedReader, "take", flipped)
+            patched.setattr(stream_codecs.EncodedReader, "take", flipped)
             report = remote.get(space, NAMES)
             assert report.num_blocks == 5
             np.testing.assert_array_equal(report.data, data[: 5 * GEOMETRY.block_bytes])
@@ -176,22 +176,22 @@ def test_a_fragment_begins_in_its_announcement_where_the_daemon_reads_that(
     exponents_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, takes_first_chunks: bool
 ) -> None:
     """One from before does not say that it does, and gets it in messages of their own."""
-    learn = coded.StreamCodecs.learn
+    learn = stream_codecs.StreamCodecs.learn
     sent = []
-    messages_of = coded.CodedWriter._messages_of
+    messages_of = stream_codecs.EncodedWriter._messages_of
 
-    def told(self: coded.StreamCodecs, response: kvcache_pb2.RegisterNamespaceResponse) -> None:
+    def told(self: stream_codecs.StreamCodecs, response: kvcache_pb2.RegisterNamespaceResponse) -> None:
         assert response.takes_first_chunks
         response.takes_first_chunks = takes_first_chunks
         learn(self, response)
 
-    def kept(self: coded.CodedWriter, *arguments: Any) -> Iterator[kvcache_pb2.PutRequest]:
+    def kept(self: stream_codecs.EncodedWriter, *arguments: Any) -> Iterator[kvcache_pb2.PutRequest]:
         for message in messages_of(self, *arguments):
             sent.append(message)
             yield message
 
-    monkeypatch.setattr(coded.StreamCodecs, "learn", told)
-    monkeypatch.setattr(coded.CodedWriter, "_messages_of", kept)
+    monkeypatch.setattr(stream_codecs.StreamCodecs, "learn", told)
+    monkeypatch.setattr(stream_codecs.EncodedWriter, "_messages_of", kept)
     data = blocks_like_kv()
     limits = Limits(chunk_bytes=chunk_bytes)
     with Client(exponents_daemon.target, shared_memory=False, timeout=PATIENT, limits=limits) as remote:

@@ -3,8 +3,8 @@
     sender: which codec pays here? -> encode -> chunks, with the hash of the raw payload
     reader: chunks -> decode -> compare the hash -> believe
 
-Both ends use this module, a client through one import (clients/operations/coded.py), so that there is one
-rule. Only exact codecs are used over a network: a record of a profile is decoded before it is sent.
+Both ends use this module, a client through one import (clients/operations/stream_codecs.py), so that there is
+one rule. Only exact codecs are used over a network: a record of a profile is decoded before it is sent.
 
 Each sender measures for each connection whether encoding pays, by sending raw and encoded in turns
 (contest.py). Asking the other end for its speed was rejected: a stated number cannot be trusted, and the cost

@@ -3,7 +3,6 @@
 Read by `diagnosis.py` (Unix sockets, calls) and `port_diagnosis.py` (TCP). Imports neither.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 NOT_RUNNING = "NOT_RUNNING"
@@ -74,12 +73,3 @@ class Diagnosis(NamedTuple):
 
     reason: str
     message: str
-
-
-def reason_table_markdown(reasons: Mapping[str, tuple[str, str]]) -> str:
-    """Return reasons, with condition and recovery, as a Markdown table of docs/api.md."""
-    lines = ["| reason | condition | recovery |", "|---|---|---|"]
-    lines += [
-        f"| `{reason}` | {condition} | {recovery} |" for reason, (condition, recovery) in reasons.items()
-    ]
-    return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvtier.clients.memory.extents import ExtentTable, map_memory
-from kvtier.clients.memory.shared import OneSidedReader
+from kvtier.clients.memory.one_sided import OneSidedReader
 from kvtier.tiers.block import FragmentLabel
 from kvtier.tiers.memory.engine import ExtentEngine
 from kvtier.tiers.memory.index import Indexes

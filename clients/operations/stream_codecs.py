@@ -1,4 +1,4 @@
-"""Coded: fragments of streamed gets and puts that travel encoded, on the client's side.
+"""Codecs of streams: fragments of streamed gets and puts that travel encoded, on the client's side.
 
     get: says which codecs it reads; what comes encoded is decoded into the caller's memory and compared
     put: the daemon said which codecs it reads and what its policy wants; `auto` is decided here, by what this
@@ -24,14 +24,13 @@ import numpy.typing as npt
 
 from ...v1 import kvcache_pb2
 from ...v1.types import Geometry
-from ..memory.buffers import Blocks, copy_bytes
+from ..memory.buffers import Blocks, scatter
 
 if TYPE_CHECKING:
     from ...tiers.codecs.base import Shape
     from ...tiers.codecs.streaming import Encoded, StreamChoice, StreamEncoder
 
 _MAX_AHEAD = 2  # fragments encoded, or being encoded, before they are sent
-_MAX_CODED_BYTES = 1 << 31  # of one fragment: beyond it nothing is believed
 
 
 @cache
@@ -58,7 +57,7 @@ def _shape(geometry: Geometry, group: int) -> "Shape":
     return shape_of(geometry, group)
 
 
-class CodedReader:
+class EncodedReader:
     """Collects the chunks of encoded fragments of one get, one fragment after the other."""
 
     def __init__(self, geometry: Geometry) -> None:
@@ -71,7 +70,8 @@ class CodedReader:
         if not message.offset:
             self._stored = bytearray()
             self._announced = message.encoded
-        if message.offset == len(self._stored) and message.encoded.length <= _MAX_CODED_BYTES:
+        raw_bytes = self._geometry.fragment_bytes[message.group]
+        if message.offset == len(self._stored) and message.encoded.length <= raw_bytes:  # else not believed
             self._stored += message.chunk
         return bool(message.offset + len(message.chunk) >= message.encoded.length)
 
@@ -93,7 +93,7 @@ class CodedReader:
             announced.codec, shape, memoryview(stored), into, announced.checksum
         )
         if is_right and len(target) > 1:
-            _spread(into, target)
+            scatter(target, len(into), 0, bytes(into))
         return is_right
 
 
@@ -114,30 +114,23 @@ class StreamCodecs:
             assert streaming is not None, "there are codecs that can be read"
             self._encoder = streaming.StreamEncoder(list(told.put_codecs))
 
-    def writer(self, geometry: Geometry, namespace_id: int, chunk_bytes: int) -> "CodedWriter | None":
+    def writer(self, geometry: Geometry, namespace_id: int, chunk_bytes: int) -> "EncodedWriter | None":
         """Return what streams the fragments of a put; None when there is nothing to encode with."""
         names = self._names.get(namespace_id, ())
         if self._encoder is None or len(names) != geometry.num_groups or set(names) == {"identity"}:
             return None
-        return CodedWriter(self._encoder, geometry, names, chunk_bytes, self._takes_first_chunks)
+        return EncodedWriter(self._encoder, geometry, names, chunk_bytes, self._takes_first_chunks)
 
 
-class CodedWriter:
+@dataclass(slots=True)
+class EncodedWriter:
     """Streams the blocks of one put, fragment by fragment, encoded where that pays."""
 
-    def __init__(
-        self,
-        encoder: "StreamEncoder",
-        geometry: Geometry,
-        names: Sequence[str],
-        chunk_bytes: int,
-        takes_first_chunks: bool,
-    ) -> None:
-        self._encoder = encoder
-        self._geometry = geometry
-        self._names = names
-        self._chunk_bytes = chunk_bytes
-        self._takes_first_chunks = takes_first_chunks
+    _encoder: "StreamEncoder"
+    _geometry: Geometry
+    _names: Sequence[str]  # of each layer group: a codec's, or `auto`
+    _chunk_bytes: int
+    _takes_first_chunks: bool
 
     def messages(self, blocks: Blocks) -> Iterator[kvcache_pb2.PutRequest]:
         """Yield what follows the header; what takes long to encode is encoded one fragment ahead."""
@@ -210,10 +203,3 @@ def _gathered(block: Blocks) -> memoryview:
     whole = bytearray(block.block_bytes)
     block.gather(ctypes.addressof(ctypes.c_char.from_buffer(whole)))
     return memoryview(whole)
-
-
-def _spread(payload: memoryview, target: npt.NDArray[np.int64]) -> None:
-    """Copy a fragment to its pieces."""
-    piece_bytes = len(payload) // len(target)
-    for piece, address in enumerate(target.tolist()):
-        copy_bytes(address, bytes(payload[piece * piece_bytes : (piece + 1) * piece_bytes]), piece_bytes)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.clients.memory import extents, shared
+from kvtier.clients.memory import extents, one_sided
 from kvtier.clients.memory.buffers import copy_bytes
 from kvtier.clients.memory.extents import map_memory
-from kvtier.clients.memory.shared import NO_PLACE
+from kvtier.clients.memory.one_sided import NO_PLACE
 from kvtier.v1.shm import SLOT_HEADER, tags_of
 
 from .mapped import DOMAIN, EPOCH, EXTENT_BYTES, Memory, address, memory, random_bytes
@@ -126,7 +126,7 @@ def test_slot_recycled_during_the_copy_is_a_miss(
         copied.append(arguments)
         copy(*arguments)
 
-    for module in (shared, extents):
+    for module in (one_sided, extents):
         monkeypatch.setattr(module, "copy_bytes", recycle_then_copy)
     if way == "one":
         assert read_one(reader, 1) is None
@@ -153,7 +153,7 @@ def test_same_block_stored_anew_during_the_copy_is_a_miss(
         copied.append(arguments)
         copy(*arguments)
 
-    for module in (shared, extents):
+    for module in (one_sided, extents):
         monkeypatch.setattr(module, "copy_bytes", recycle_then_copy)
     assert (read_one(reader, 1) is None) if way == "one" else (read_all(reader, [1])[0] == 0)
     assert copied
@@ -223,11 +223,11 @@ def test_index_of_another_life_is_refused(filled: Memory) -> None:
     reader = filled.reader()
     index = map_memory(os.dup(filled.indexes.of(DOMAIN).descriptor))
     with pytest.raises(ValueError, match="another life"):
-        shared.OneSidedReader(index, reader.extents, EPOCH + 1)
+        one_sided.OneSidedReader(index, reader.extents, EPOCH + 1)
     damaged = index.copy()
     damaged[0] ^= 1
     with pytest.raises(ValueError, match="unknown format"):
-        shared.OneSidedReader(damaged, reader.extents, EPOCH)
+        one_sided.OneSidedReader(damaged, reader.extents, EPOCH)
 
 
 def test_random_histories_agree_with_a_dictionary() -> None:
