@@ -11,7 +11,7 @@ from ...v1.types import NamespaceIdentity, Tier, Urgency
 from ..memory.staging import StagingBuffer
 from ..operations import gets, leases, puts
 from ..operations.base import ClientSettings
-from ..operations.direct import Exporter, registered_pages
+from ..operations.direct import Exporter, pages_registration
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import only_hash
 from ..values.namespace import Namespace
@@ -239,7 +239,7 @@ class AsyncClient(AsyncDriver):
         InvalidRequest when the tensors do not fit, PreconditionFailed when the daemon cannot reach their
         device.
         """
-        state = registered_pages(
+        state = pages_registration(
             self.operations, namespace, preset, tensors, exporter, page_tokens, num_events, num_event_sets
         )
         await self.run(partial(state.register, namespace))

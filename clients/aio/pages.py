@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from ...v1.types import Urgency
-from ..operations.direct import DirectGet, LayerGroup, PagesReport, RegisteredPages
+from ..operations.direct import DirectGet, LayerGroup, PagesRegistration, PagesReport
 from ..operations.effects import Operation
 from ..values.namespace import Namespace
 from ..values.types import PutReport, Retention
@@ -58,7 +58,7 @@ class AsyncPages:
     Ends with its `async with`, or with the client.
     """
 
-    def __init__(self, client: AsyncDriver, state: RegisteredPages) -> None:
+    def __init__(self, client: AsyncDriver, state: PagesRegistration) -> None:
         self._client = client
         self._state = state
 

@@ -96,7 +96,7 @@ class PagesReport:
 
 
 @dataclass(eq=False)
-class RegisteredPages:
+class PagesRegistration:
     """Registered pages. `events` are for the caller's streams to record (`after=` of get and put)."""
 
     operations: Operations
@@ -243,7 +243,7 @@ class RegisteredPages:
         raise InvalidRequest("`after` must be one of `events` of these pages", reason="BAD_PAGES")
 
 
-def registered_pages(
+def pages_registration(
     operations: Operations,
     namespace: Namespace,
     preset: str,
@@ -252,11 +252,11 @@ def registered_pages(
     page_tokens: int | None,
     num_events: int,
     num_event_sets: int,
-) -> RegisteredPages:
+) -> PagesRegistration:
     """Describe the tensors, make the events; nothing is sent. Raises InvalidRequest, PreconditionFailed."""
     description = describe(preset, tensors, namespace.geometry, page_tokens)
     made = [exporter.new_event() for _ in range(num_events)]
-    return RegisteredPages(
+    return PagesRegistration(
         operations,
         namespace,
         description,
@@ -270,7 +270,7 @@ def registered_pages(
 class DirectGet:
     """One get into pages, from request to last answer. `report` is None until then."""
 
-    def __init__(self, pages: RegisteredPages, first_block: int) -> None:
+    def __init__(self, pages: PagesRegistration, first_block: int) -> None:
         self.report: PagesReport | None = None
         self._pages = pages
         self._first_block = first_block
