@@ -60,9 +60,6 @@ class FreeDevice:
     def reach(self, peer: Device) -> bool:
         return True
 
-    def export(self, memory: DeviceMemory) -> bytes:
-        return bytes(64)
-
     def open(self, handle: bytes, num_bytes: int) -> DeviceMemory:
         return self.allocate(num_bytes)
 

@@ -28,7 +28,7 @@ from ...tiers.memory.places import I64
 from ...v1 import direct_pb2
 from ..appliance import Appliance
 from ..core.events import ReleaseRequested
-from ..core.results import AcquireResult, ReadyFragments
+from ..core.results import AcquireResult
 from ..errors import ApplianceError
 from ..replies import AnswerQueue, Replies
 from ..security.client_registry import ConnectedClient
@@ -58,11 +58,6 @@ class Ready(NamedTuple):
         if by_group:
             is_last |= np.diff(self.groups[order]) != 0
         yield from np.split(order, np.flatnonzero(is_last) + 1)
-
-
-def _columns(ready: ReadyFragments) -> Ready:
-    columns = (ready.blocks, ready.groups, ready.tiers, ready.places)
-    return Ready(*(np.array(column, np.int64) for column in columns))
 
 
 class PageGet(NamedTuple):
@@ -189,7 +184,9 @@ class PageDelivery:
 
     async def _take(self, result: AcquireResult) -> None:
         """Enqueue what became readable, tell which layer groups are under way as a whole."""
-        ready, first_block = _columns(result.ready), self._asked.first_block
+        found, first_block = result.ready, self._asked.first_block
+        columns = (found.blocks, found.groups, found.tiers, found.places)
+        ready = Ready(*(np.array(column, np.int64) for column in columns))
         self._arrived[ready.blocks - first_block, ready.groups] = True
         wanted = self._arrived[: max(0, result.num_blocks - first_block)]
         whole = [bool(column.all()) for column in wanted.T] if len(wanted) else []

@@ -112,27 +112,20 @@ class HotTier:
         """Return the ways between hbm and dram, and inside hbm, for a tier that shrinks.
 
         Raises StartError."""
-        ends: dict[Tier, DeviceEnd] = {Tier.HBM: self.engine, Tier.DRAM: self.pinned}
-        routes = {}
-        for edge, is_hashed in (
-            (Edge(Tier.DRAM, Tier.HBM), False),
-            (Edge(Tier.HBM, Tier.DRAM), True),
-            (Edge(Tier.HBM, Tier.HBM), False),
-        ):
-            assert edge.source is not None
+
+        def copier(source: DeviceEnd, target: DeviceEnd, **options: ThreadPoolExecutor) -> DeviceCopier:
             try:
-                copier = DeviceCopier(
-                    self.engine,
-                    ends[edge.source],
-                    ends[edge.target],
-                    self.enqueuer,
-                    hashers=hashers if is_hashed else None,
-                )
+                return DeviceCopier(self.engine, source, target, self.enqueuer, **options)
             except DeviceError as problem:
                 raise StartError(f"tiers.hbm: {problem}") from problem
+
+        hbm, dram = self.engine, self.pinned
+        return {
+            Edge(Tier.DRAM, Tier.HBM): Route(copier(dram, hbm), batch_bytes=DEVICE_BATCH_BYTES),
             # Hashing is work of ours, which several threads share: batches as anywhere else.
-            routes[edge] = Route(copier, batch_bytes=0 if is_hashed else DEVICE_BATCH_BYTES)
-        return routes
+            Edge(Tier.HBM, Tier.DRAM): Route(copier(hbm, dram, hashers=hashers)),
+            Edge(Tier.HBM, Tier.HBM): Route(copier(hbm, hbm), batch_bytes=DEVICE_BATCH_BYTES),
+        }
 
     def spill_route(self, store: ColdStore, threads: ThreadPoolExecutor) -> Route:
         """Return the way from hbm straight to the cold store."""

@@ -3,18 +3,30 @@
 import threading
 import time
 from collections.abc import Callable
+from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvtier.tiers.gpu.device.contract import CopyPieces, Device, DeviceError, Event
+from kvtier.tiers.gpu.device.contract import CopyPieces, Device, DeviceError, DeviceMemory, Event
 from kvtier.tiers.gpu.device.cuda import CudaDevice
+from kvtier.v1 import cuda
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.stub_cuda import stubbed_cuda
 
 WAIT_S = 60.0
 POLL_S = 0.001
+
+
+def exported(device: Device, memory: DeviceMemory) -> bytes:
+    """Return the handle by which another process opens `memory`, as a runtime makes it."""
+    if isinstance(device, FakeDevice):
+        return device.export(memory)
+    assert isinstance(device, CudaDevice)
+    handle = cuda.IpcHandle()
+    device.call("cuIpcGetMemHandle", byref(handle), memory.address)
+    return bytes(handle.reserved)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Stream
-from tests.contracts.devices import FACTORIES, DeviceCase, pieces
+from tests.contracts.devices import FACTORIES, DeviceCase, exported, pieces
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 1 << 20
@@ -209,7 +209,7 @@ def test_another_process_writes_our_memory_and_says_when(
     case: DeviceCase, stream: Stream, hosts: tuple[Host, Host]
 ) -> None:
     memory: DeviceMemory = case.device.allocate(SIZE)
-    handle = case.device.export(memory)
+    handle = exported(case.device, memory)
     command = [sys.executable, "-m", "tests.contracts.device_child", case.kind, handle.hex(), str(SIZE)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -79,7 +79,7 @@ def test_exponents_decode_to_the_hosts_bits(device: Device, shape: Shape) -> Non
     finish(device, stream)
     assert not ticket.results().any()
     assert [row.tobytes() for row in raw] == payloads
-    decoder.close()
+    decoder.slabs.close()
     for place in places:
         device.unregister_host(place)
     device.give_stream(stream)
@@ -124,7 +124,7 @@ def test_the_digest_is_the_hosts(device: Device, length: int) -> None:
     assert ticket is not None
     wanted = [xxhash.xxh3_128_digest(data[i * length :][:length].tobytes()) for i in range(COUNT)]
     assert digests_of(ticket) == wanted
-    digest.close()
+    digest.slabs.close()
     device.free(memory)
     device.unregister_host(address)
     device.give_stream(stream)
@@ -156,7 +156,7 @@ def test_quantised_records_decode_to_the_hosts_bits(
     assert ticket is not None
     assert not ticket.results().any()
     assert (raw == wanted).all()
-    decoder.close()
+    decoder.slabs.close()
     for place in places:
         device.unregister_host(place)
     device.give_stream(stream)

@@ -28,7 +28,7 @@ import numpy as np
 
 from kvtier.tiers.gpu.device import launching
 from kvtier.tiers.gpu.device.contract import Device, DeviceError, Stream
-from tests.contracts.devices import pieces
+from tests.contracts.devices import exported, pieces
 from tests.e2e.direct_device import FakeExporter
 from tests.fakes.gpu.device import FakeDevice
 
@@ -140,7 +140,7 @@ def spinner(kind: str) -> None:
         stream.record(event)
     else:
         stream.record(event)  # its device's time does not pass
-    handles = [device.export(memory).hex() for memory in memories]
+    handles = [exported(device, memory).hex() for memory in memories]
     print(json.dumps({"handles": handles, "event": handle.hex()}), flush=True)
     sys.stdin.read()
     os._exit(0)

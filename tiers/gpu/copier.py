@@ -49,11 +49,6 @@ class _DeviceBatch:
         self.future: Future[list[CopyOutcome]] = Future()
         self.future.set_running_or_notify_cancel()  # from now on cancel() answers no
 
-    @property
-    def begun(self) -> list[CopyItem]:
-        """The items on their way."""
-        return [self.items[position] for position in self.opened]
-
     def end_all(self, cause: Cause) -> None:
         """What was on its way ends with `cause`; complete."""
         for position in self.opened:
@@ -170,7 +165,7 @@ class DeviceCopier:
         if not opened:
             return None
         batch.opened, batch.generations = opened, generations
-        batch.columns = _Columns(batch.begun)
+        batch.columns = _Columns([batch.items[position] for position in opened])
         return batch.columns.pieces(np.concatenate(sources), np.concatenate(targets))
 
     def _landed(self, batch: _DeviceBatch, error: DeviceError | None) -> None:

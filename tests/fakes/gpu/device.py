@@ -146,7 +146,7 @@ class FakeDevice:
             return peer.memory in self.memory.reached
 
     def export(self, memory: DeviceMemory) -> bytes:
-        """See Device.export."""
+        """Return the handle by which another process opens `memory`."""
         with self._working("export"):
             return self.memory.export(memory)
 

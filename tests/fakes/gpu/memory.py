@@ -134,7 +134,7 @@ class FakeMemory:
         return DeviceMemory(region.address, num_bytes)
 
     def export(self, memory: DeviceMemory) -> bytes:
-        """See Device.export."""
+        """Return the handle by which another process opens `memory`."""
         region = self.regions.get(memory.address)
         if region is None or region.kind != "device":
             raise DeviceError(DeviceFault.REFUSED, "only the start of an own allocation can be exported")

@@ -18,7 +18,7 @@ from kvtier.tiers.codecs.lossy.profile import Profile, uniform_rules
 from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.codecs.registry import codec_named
 from kvtier.tiers.cold.segment_files import segment_path
-from kvtier.tiers.gpu.decode.cold_edge import ColdCopier, make_chunks
+from kvtier.tiers.gpu.decode.cold_edge import ColdCopier
 from kvtier.tiers.gpu.decode.cold_trial import quicker_codecs
 from kvtier.tiers.gpu.decode.decoding import load_decoding
 from kvtier.tiers.gpu.decode.gds import Records
@@ -53,8 +53,8 @@ class Rig:
         self.enqueuer, self.readers = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
         decoding = load_decoding(device)
         assert decoding is not None
-        chunks = make_chunks(device, chunk_bytes, 2)
-        self.copier = ColdCopier(self.engine, opened.store, self.enqueuer, self.readers, decoding, chunks)
+        threads = self.enqueuer, self.readers
+        self.copier = ColdCopier(self.engine, opened.store, *threads, decoding, chunk_bytes, 2)
         for identity in (PLAIN, PROFILED):
             opened.store.store_namespace(identity)
         opened.store.codecs.adopt({PROFILE.digest: PROFILE})

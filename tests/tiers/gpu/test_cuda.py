@@ -21,7 +21,7 @@ from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault
 from kvtier.tiers.gpu.device.cuda import CudaDevice, fault_of, num_devices
 from kvtier.tiers.gpu.device.driver import BATCH_PIECES
 from kvtier.v1 import cuda
-from tests.contracts.devices import pieces
+from tests.contracts.devices import exported, pieces
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.stub_cuda import StubDriver, stubbed, stubbed_cuda
 
@@ -198,7 +198,7 @@ def test_a_client_that_claims_more_than_it_shared() -> None:
     ours = stubbed_cuda()
     memory = ours.allocate(SIZE)
     with pytest.raises(DeviceError, match="are shared") as caught:
-        ours.open(ours.export(memory), SIZE + 1)
+        ours.open(exported(ours, memory), SIZE + 1)
     assert caught.value.fault is DeviceFault.REFUSED
     ours.shut_down()
 

@@ -78,8 +78,8 @@ class Bench:
         """Give everything back, and see that nothing went wrong."""
         for memory in self.memory:
             self.device.free(memory)
-        self.codec.close()
-        self.codec.close()
+        self.codec.slabs.close()
+        self.codec.slabs.close()
         self.device.give_stream(self.stream)
         assert self.device.check_integrity() == []
         assert not self.device.memory.regions
@@ -207,7 +207,7 @@ def test_what_it_does_not_take() -> None:
     assert codec.limits(exponents, SHAPES[0]).max_fragments == 256
     assert codec.limits(exponents, SHAPES[0]._replace(dtype="float16")).max_fragments == 0
     assert codec.limits(exponents, too_long).max_fragments == 0, "longer than a call takes"
-    codec.close()
+    codec.slabs.close()
     assert load_decoding(device) is None, "no compiler"
 
 

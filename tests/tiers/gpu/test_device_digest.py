@@ -40,7 +40,7 @@ class Bench:
         self.device.recycle(event)
 
     def close(self) -> None:
-        self.digest.close()
+        self.digest.slabs.close()
         self.device.give_stream(self.stream)
         for memory in self.memory:
             self.device.free(memory)

@@ -85,7 +85,7 @@ class Bench:
         return ticket.results().tolist(), [self.device.peek(r.raw, shape.raw_bytes) for r in records]
 
     def close(self) -> None:
-        self.decoder.close()
+        self.decoder.slabs.close()
         self.device.give_stream(self.stream)
         for memory in self.memory:
             self.device.free(memory)

@@ -45,14 +45,6 @@ CHUNK_BYTES = 16 << 20
 NUM_CHUNKS = 4  # batches under way: more find none, and are done by the host
 
 
-def make_chunks(device: Device, chunk_bytes: int = CHUNK_BYTES, num_chunks: int = NUM_CHUNKS) -> Slabs:
-    """Return the chunks in which records rest between the cold store and their slots.
-
-    Every record has an area of whole pages in both halves of a chunk, at the same offset: its header's page,
-    its payload. Raises DeviceError."""
-    return Slabs(device, {"records": chunk_bytes}, {}, num_chunks)
-
-
 @dataclass(slots=True)
 class _Load:
     """One item on its way through a chunk."""
@@ -99,7 +91,8 @@ class ColdCopier:
         enqueuer: Executor,
         readers: Executor,
         decoding: DeviceDecoding,
-        chunks: Slabs | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        num_chunks: int = NUM_CHUNKS,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.direct: gds.Records | None = None  # once it was found to be quicker
@@ -110,7 +103,8 @@ class ColdCopier:
         self.decoding = decoding
         self._is_trusted = True  # until a kernel made something wrong of a good record
         self._stream: Stream = engine.device.take_stream()
-        self.chunks = chunks or make_chunks(engine.device)
+        # Every record has an area of whole pages at the same offset of both halves: header page, payload.
+        self.chunks = Slabs(engine.device, {"records": chunk_bytes}, {}, num_chunks)
         engine.before_close.append(self._give_back)
 
     @property

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from ....v1.shm import PAGE_BYTES
-from ...base import Buffer
 from ...codecs.base import Codec, Shape
 from ...codecs.exact.exponents import Exponents
 from ...codecs.lossy.profile import Profile, uniform_rules
@@ -123,7 +122,8 @@ class ColdTrial:
                 reader.read(0, DeviceMemory(chunk.device, self._file_bytes))
 
             def bounce() -> None:
-                _read_all(descriptor, chunk.view[: self._file_bytes])
+                if os.preadv(descriptor, [chunk.view[: self._file_bytes]], 0) != self._file_bytes:
+                    raise OSError("the file of the trial is short")
                 self._copy(chunk, self._file_bytes)
 
             def is_same() -> bool:
@@ -177,12 +177,3 @@ def _is_quicker(codec_id: int, run: Callable[[], Trial]) -> bool:
         return False
     log.info("%s: %.2f ms straight, %.2f ms by the host", what, trial.direct_s * 1e3, trial.bounce_s * 1e3)
     return trial.is_quicker
-
-
-def _read_all(descriptor: int, into: Buffer) -> None:
-    at = 0
-    while at < len(into):
-        count = os.preadv(descriptor, [into[at:]], at)
-        if count == 0:
-            raise OSError("the file of the trial is short")
-        at += count

@@ -70,18 +70,17 @@ class DeviceDecoding:
         """
         calls = [(positions, self._call(stream, positions, works)) for positions in self._calls(works)]
 
-        def digests() -> list[bytes | None]:
+        def results() -> list[bytes | None]:
             found: list[bytes | None] = [None] * len(works)
             for positions, call in calls:
-                if call is None:
-                    continue
                 decoded, hashed = call
                 wrong = [0] * len(positions) if decoded is None else decoded.results().tolist()
-                for position, digest, is_wrong in zip(positions, digests_of(hashed), wrong, strict=True):
+                digests = [None] * len(positions) if hashed is None else digests_of(hashed)
+                for position, digest, is_wrong in zip(positions, digests, wrong, strict=True):
                     found[position] = b"" if is_wrong else digest
             return found
 
-        return digests
+        return results
 
     def _calls(self, works: Sequence[DecodeItem]) -> Iterator[list[int]]:
         """Cut works into calls: one codec, one shape, no more of them than a call takes."""
@@ -97,25 +96,21 @@ class DeviceDecoding:
 
     def _call(
         self, stream: Stream, positions: list[int], works: Sequence[DecodeItem]
-    ) -> tuple[Ticket | None, Ticket] | None:
-        """Return the tickets of decoding, None where they are raw, and of digests; None: no scratch."""
-        if not self._digest.has_scratch:
-            return None
+    ) -> tuple[Ticket | None, Ticket | None]:
+        """Return the tickets of decoding, None where they are raw, and of digests, None without scratch."""
         codec, shape, _ = works[positions[0]]
         records = [works[position].record for position in positions]
         decoded = None
         if codec is not None:
             decoded = self._decoders[type(codec)].decode(stream, codec, shape, records)
             if decoded is None:
-                return None
-        hashed = self._digest.digest(stream, [record.raw for record in records], shape.raw_bytes)
-        assert hashed is not None, "only this thread takes scratch"
-        return decoded, hashed
+                return None, None
+        return decoded, self._digest.digest(stream, [record.raw for record in records], shape.raw_bytes)
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""
         for part in (*self._decoders.values(), self._digest):
-            part.close()
+            part.slabs.close()
 
 
 def load_decoding(device: Device) -> DeviceDecoding | None:
@@ -130,9 +125,9 @@ def load_decoding(device: Device) -> DeviceDecoding | None:
         return None
     with ExitStack() as undo:
         on_exponents = DeviceExponents(device, exponents)
-        undo.callback(on_exponents.close)
+        undo.callback(on_exponents.slabs.close)
         on_profiles = DeviceQuantised(device, quantised)
-        undo.callback(on_profiles.close)
+        undo.callback(on_profiles.slabs.close)
         decoding = DeviceDecoding(on_exponents, on_profiles, DeviceDigest(device, digest))
         undo.pop_all()
     return decoding

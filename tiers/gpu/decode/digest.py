@@ -21,14 +21,13 @@ _WORD = 8
 
 
 class DeviceDigest:
-    """Hashes memory of `device`. For one thread at a time. `close` when no stream works for it.
+    """Hashes memory of `device`. For one thread at a time.
 
-    Raises DeviceError when there is no memory for its scratch.
-    """
+    `slabs` are closed when no stream works for it. Raises DeviceError when there is no memory for them."""
 
     def __init__(self, device: Device, launch: Launch) -> None:
         self._launch = launch
-        self._slabs = Slabs(
+        self.slabs = Slabs(
             device,
             {"places": _WORD * MAX_FRAGMENTS, "digests": 2 * _WORD * MAX_FRAGMENTS},
             {"states": LANES * _WORD * MAX_FRAGMENTS, "sums": MAX_BYTES // BLOCK_BYTES * LANES * _WORD},
@@ -40,11 +39,6 @@ class DeviceDigest:
         """Return how many fragments of this length one call takes; 0: none."""
         is_taken = num_bytes >= MIN_BYTES and num_bytes % _WORD == 0
         return min(MAX_FRAGMENTS, MAX_BYTES // num_bytes) if is_taken else 0
-
-    @property
-    def has_scratch(self) -> bool:
-        """Whether a call would find scratch now."""
-        return self._slabs.has_free
 
     def digest(self, stream: Stream, places: Sequence[int], num_bytes: int) -> Ticket | None:
         """Enqueue the hashing of `num_bytes` bytes at each of `places`; None while all scratch is in use.
@@ -65,11 +59,7 @@ class DeviceDigest:
             KernelStep(NAMES[2], count, numbers, ("states", "digests")),
         )
         columns = {"places": np.array(places, np.uint64)}
-        return self._slabs.call(stream, self._launch, columns, steps, ("digests", np.uint64, 2 * count))
-
-    def close(self) -> None:
-        """Give the scratch back. Idempotent."""
-        self._slabs.close()
+        return self.slabs.call(stream, self._launch, columns, steps, ("digests", np.uint64, 2 * count))
 
 
 def digests_of(ticket: Ticket) -> list[bytes]:

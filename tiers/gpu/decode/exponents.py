@@ -64,11 +64,11 @@ def columns_of(records: Sequence[Record], min_bytes: int) -> "dict[str, np.ndarr
 class DeviceExponents:
     """Decodes records of the codec `exponents` on `device`. For one thread at a time.
 
-    `close` when no stream works for it. Raises DeviceError when there is no memory for its scratch."""
+    `slabs` are closed when no stream works for it. Raises DeviceError when there is no memory for them."""
 
     def __init__(self, device: Device, launch: Launch) -> None:
         self._launch = launch
-        self._slabs = Slabs(
+        self.slabs = Slabs(
             device,
             {**dict.fromkeys(("stored", "raw", "rooms"), 8 * MAX_FRAGMENTS), "status": 4 * MAX_FRAGMENTS},
             {"ends": 4 * MAX_FRAGMENTS, "counts": 4 * _MAX_BLOCKS, "offsets": 4 * _MAX_BLOCKS},
@@ -113,8 +113,4 @@ class DeviceExponents:
             KernelStep(name, num_threads, numbers, parts)
             for name, (num_threads, parts) in zip(NAMES, threads_and_parts, strict=True)
         ]
-        return self._slabs.call(stream, self._launch, columns, steps, ("status", np.uint32, count))
-
-    def close(self) -> None:
-        """Give the scratch back. Idempotent."""
-        self._slabs.close()
+        return self.slabs.call(stream, self._launch, columns, steps, ("status", np.uint32, count))

@@ -13,7 +13,6 @@ Without a driver kvikio refuses, as it should; never ran with one.
 """
 
 import importlib
-import importlib.metadata
 import statistics
 import threading
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ..device.contract import DeviceError, DeviceFault, DeviceMemory
+from ..device.libraries import installed
 
 FILE_SYSTEMS = ("ext4", "xfs")  # local ones; ext4 in its default journalling mode, data=ordered
 ALIGNMENT = 4096  # of offsets, lengths and addresses: what is not aligned is copied by the host
@@ -44,12 +44,7 @@ class GdsFacts:
 
 def look(modules: Path = _MODULES, nvfs: Path = _NVFS, iommu: Path = Path("/sys/class/iommu")) -> GdsFacts:
     """Look at this host; loads nothing."""
-    version = ""
-    for name in ("kvikio-cu12", "kvikio-cu13", "kvikio"):
-        try:
-            version = version or importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    version = installed(("kvikio-cu12", "kvikio-cu13", "kvikio")).partition(" ")[2]
     try:
         loaded = any(line.split(" ")[0] == "nvidia_fs" for line in modules.read_text().splitlines())
     except OSError:

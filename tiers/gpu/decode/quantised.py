@@ -38,15 +38,14 @@ class _Plan:
 
 
 class DeviceQuantised:
-    """Decodes records of profiles on `device`. For one thread at a time. `close` when no stream works for it.
+    """Decodes records of profiles on `device`. For one thread at a time.
 
-    Raises DeviceError when there is no memory for its scratch.
-    """
+    `slabs` are closed when no stream works for it. Raises DeviceError when there is no memory for them."""
 
     def __init__(self, device: Device, launch: Launch) -> None:
         self._launch = launch
         self._plans: dict[tuple[bytes, Shape], _Plan | None] = {}
-        self._slabs = Slabs(
+        self.slabs = Slabs(
             device,
             {
                 "segments": 4 * len(COLUMNS) * MAX_SEGMENTS,
@@ -82,11 +81,7 @@ class DeviceQuantised:
         numbers = [np.int32(number) for number in (count, plan.segment_of.shape[0], *sizes)]
         parts = ("segments", "segment_of", "stored", "raw", "status")
         step = KernelStep(NAMES[0], count * shape.num_values, numbers, parts)
-        return self._slabs.call(stream, self._launch, columns, [step], ("status", np.uint32, count))
-
-    def close(self) -> None:
-        """Give the scratch back. Idempotent."""
-        self._slabs.close()
+        return self.slabs.call(stream, self._launch, columns, [step], ("status", np.uint32, count))
 
     def _plan(self, codec: Codec, shape: Shape) -> _Plan | None:
         assert isinstance(codec, Profiled)

@@ -28,9 +28,7 @@ class Bounce:
         self._address = device.register_host(self._view, is_read_only=False)
 
     def store(self, address: int, payload: Buffer) -> bytes:
-        """Copy `payload` to the device; return the checksum of what was stored. Blocks.
-
-        Raises DeviceError."""
+        """Copy `payload` to the device; return the checksum of what was stored. Blocks."""
         with self._lock:
             if len(payload) <= len(self._view):
                 digest = copy_and_checksum(self._view[: len(payload)], payload)

@@ -113,7 +113,7 @@ class Device(Protocol):
     uuid: str  # the same for every process of this host, whatever it numbers its devices
 
     def allocate(self, num_bytes: int) -> DeviceMemory:
-        """Return device memory, 512-byte aligned, of an allocation of its own (so that it can be exported).
+        """Return device memory, 512-byte aligned, of an allocation of its own.
         Raises DeviceError (OUT_OF_MEMORY)."""
         ...
 
@@ -143,12 +143,8 @@ class Device(Protocol):
         under way may take this device with it."""
         ...
 
-    def export(self, memory: DeviceMemory) -> bytes:
-        """Return a handle with which another process opens `memory` (CUDA IPC: 64 bytes)."""
-        ...
-
     def open(self, handle: bytes, num_bytes: int) -> DeviceMemory:
-        """Map another process's memory. Raises DeviceError (REFUSED) when it cannot be."""
+        """Map another process's memory by its handle. Raises DeviceError (REFUSED) when it cannot be."""
         ...
 
     def close(self, memory: DeviceMemory) -> None:

@@ -293,12 +293,6 @@ class CudaDevice:
             return False
         return True
 
-    def export(self, memory: DeviceMemory) -> bytes:
-        """See Device.export."""
-        handle = cuda.IpcHandle()
-        self.call("cuIpcGetMemHandle", byref(handle), memory.address)
-        return bytes(handle.reserved)
-
     def open(self, handle: bytes, num_bytes: int) -> DeviceMemory:
         """See Device.open. CUDA does not open a handle in the process that made it."""
         flags = cuda.IPC_LAZY_ENABLE_PEER_ACCESS

@@ -7,6 +7,7 @@ does. Nothing here makes a CUDA context.
 
 import importlib
 import importlib.metadata
+from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import byref, c_int
 from dataclasses import dataclass
@@ -37,12 +38,12 @@ def look() -> CudaLibraries:
     try:
         pathfinder: Any = importlib.import_module("cuda.pathfinder")
     except ImportError:
-        return CudaLibraries(driver, problem, _cupy())
+        return CudaLibraries(driver, problem, installed(_DISTRIBUTIONS))
     with suppress(RuntimeError, OSError):
         nvrtc = str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path or "")
     with suppress(RuntimeError, OSError):
         headers = str(pathfinder.find_nvidia_header_directory("cudart") or "")
-    return CudaLibraries(driver, problem, _cupy(), nvrtc, headers)
+    return CudaLibraries(driver, problem, installed(_DISTRIBUTIONS), nvrtc, headers)
 
 
 def missing(found: CudaLibraries) -> list[tuple[str, str]]:
@@ -76,10 +77,9 @@ def _driver() -> tuple[str, str]:
     return f"{version.value // 1000}.{version.value % 1000 // 10}", ""
 
 
-def _cupy() -> str:
-    for name in _DISTRIBUTIONS:
-        try:
+def installed(distributions: Sequence[str]) -> str:
+    """Return the first of `distributions` that is installed, and its version: "cupy 14.2.0"; empty: none."""
+    for name in distributions:
+        with suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return ""

@@ -87,11 +87,6 @@ class Slabs:
             for number, at in enumerate(range(0, num_slabs * host_bytes, host_bytes))
         ]
 
-    @property
-    def has_free(self) -> bool:
-        """Whether there is a free slab."""
-        return bool(self._free)
-
     def take(self) -> Slab | None:
         """Return a free slab; None: there is none now."""
         try:
