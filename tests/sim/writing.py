@@ -55,7 +55,8 @@ class Writes:
         self._may_decline |= admission != "all" or bool(options.quotas)
         if options.daily_write_bytes is not None:
             drained = (now - self._as_of) * options.daily_write_bytes / DAY_S
-            self._level = max(0.0, self._level - drained)
+            most = 2.0 * options.daily_write_bytes  # under a new limit no more than a day's worth is owed
+            self._level = min(max(0.0, self._level - drained), most)
         self._as_of = now
         others = [c for c in daemon.copies_in_flight() if NVME in (c.source, c.target)]
         for copy in instructions:
