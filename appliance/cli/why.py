@@ -1,5 +1,7 @@
 """`kvtier why`: which blocks left which tier and when, and the block that was next, with both prices."""
 
+from collections.abc import Sequence
+
 import click
 from rich.table import Table
 
@@ -10,7 +12,6 @@ from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
 SHORT_BYTES = 4  # of a hash: what the commands take, too
-ORDER = ("hbm", "dram", "nvme", "gone")
 
 
 @click.command()
@@ -34,18 +35,19 @@ def why(kind: str, name: str, target: str | None, as_json: bool) -> None:
     name_subject(request, kind, name)
     with admin(resolve(target)) as stub:
         answer = stub.Explain(request, timeout=TIMEOUT_S)
+        ladder = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S).ladder
     if as_json:
         print_json(_plain(answer))
         return
     screen = console()
-    screen.print(headline(kind, name, answer), markup=False, soft_wrap=True)
+    screen.print(headline(kind, name, answer, [tier.name for tier in ladder]), markup=False, soft_wrap=True)
     if answer.exits:
         screen.print(_table(answer))
 
 
-def headline(kind: str, name: str, answer: admin_pb2.ExplainResponse) -> str:
-    """Return where the blocks are, in a sentence."""
-    where = [(tier, answer.num_blocks[tier]) for tier in ORDER if tier in answer.num_blocks]
+def headline(kind: str, name: str, answer: admin_pb2.ExplainResponse, tiers: Sequence[str]) -> str:
+    """Return where the blocks are, in a sentence. `tiers`: names, fastest first."""
+    where = [(tier, answer.num_blocks[tier]) for tier in (*tiers, "gone") if tier in answer.num_blocks]
     if kind == "block":
         tier = where[0][0]
         place = "is in no tier any more" if tier == "gone" else f"is in {tier}"
