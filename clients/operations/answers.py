@@ -70,8 +70,9 @@ class FragmentCounter:
 
     def __init__(self, first_block: int, num_blocks: int, fragment_bytes: tuple[int, ...]) -> None:
         self._first_block = first_block
-        self._lengths = np.array(fragment_bytes, np.int64)
-        self._missing = np.tile(self._lengths, (max(0, num_blocks - first_block), 1))
+        self._lengths = fragment_bytes
+        self._missing = np.empty((max(0, num_blocks - first_block), len(fragment_bytes)), np.int64)
+        self._missing[:] = fragment_bytes
         self._num_answers_left = 2 * self._missing.size + 16  # the daemon needs one for each fragment at most
 
     def count_answer(self) -> None:
@@ -83,9 +84,10 @@ class FragmentCounter:
     def rows_of(self, blocks: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the places of `blocks` behind the first one. `groups` has the same shape."""
         rows = blocks - self._first_block
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self._missing)):
+        # Without its sign a row before the first one is beyond the last. A ufunc costs half of max().
+        if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(self._missing):
             raise broken_answer("a block that was not asked for")
-        if len(groups) and groups.max() >= len(self._lengths):
+        if len(groups) and np.maximum.reduce(groups) >= len(self._lengths):
             raise broken_answer("a layer group that the namespace does not have")
         return rows
 
@@ -95,7 +97,7 @@ class FragmentCounter:
         if not (0 <= row < len(self._missing) and group < len(self._lengths)):
             raise broken_answer(f"a chunk of fragment ({message.block}, {group}), which was not asked for")
         if not message.HasField("encoded"):
-            have_bytes = int(self._lengths[group] - self._missing[row, group])
+            have_bytes = self._lengths[group] - int(self._missing[row, group])
             if message.offset != have_bytes or have_bytes + len(message.chunk) > self._lengths[group]:
                 raise broken_answer(f"a chunk at {message.offset}, where {have_bytes} bytes have arrived")
         return row, group

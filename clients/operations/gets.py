@@ -10,7 +10,7 @@ All three fill the same targets: addresses of shape (blocks, groups, pieces of o
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ...v1.shm import HASH_BYTES, extent_of, slot_bytes_for, tags_of
 from ...v1.types import Urgency
 from ..errors import InvalidRequest, KvtierError, NotFound, broken_answer
 from ..memory.buffers import Pieces, blocks_of, scatter, target_span
-from ..memory.extents import I64, Wanted
+from ..memory.extents import I64, U64, Wanted
 from ..values.keys import pack
 from ..values.namespace import Namespace
 from ..values.types import GetReport, Retention
@@ -33,6 +33,7 @@ from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
 from .stream_codecs import EncodedReader, readable_codecs
 
 _MAX_NUMBER = (1 << 31) - 1  # of extents and slots: a place has 64 bits, one of them for a sign
+_HALF_WORD = np.uint64(32)
 
 
 @dataclass(slots=True)
@@ -170,6 +171,12 @@ def release(attachment: Attachment, lease_id: int) -> Operation[None]:
     yield Post("Release", request)
 
 
+@cache
+def _tables(fragment_bytes: tuple[int, ...]) -> tuple[U64, U64]:
+    """Return the lengths of the layer groups' fragments, and of the slots that hold them."""
+    return np.array(fragment_bytes, np.uint64), np.array([*map(slot_bytes_for, fragment_bytes)], np.uint64)
+
+
 def wanted_of(
     chain: Chain, counter: FragmentCounter, ready: kvcache_pb2.Fragments
 ) -> tuple[Wanted, I64, I64]:
@@ -182,18 +189,16 @@ def wanted_of(
         raise broken_answer("columns of different lengths")
     blocks, groups = np.array(ready.block, np.int64), np.array(ready.group, np.int64)
     rows = counter.rows_of(blocks, groups)
-    fragment_bytes = chain.namespace.fragment_bytes
-    lengths = np.array(fragment_bytes, np.uint64)[groups]
-    slots = (
-        np.array(ready.offset, np.uint64)
-        // np.array(list(map(slot_bytes_for, fragment_bytes)), np.uint64)[groups]
-    )
-    extents = np.array(ready.extent, np.int64)
-    if (lengths != np.array(ready.length, np.uint64)).any() or max(slots.max(), extents.max()) > _MAX_NUMBER:
+    length_table, slot_table = _tables(chain.namespace.fragment_bytes)
+    lengths = length_table[groups]
+    slots = np.array(ready.offset, np.uint64) // slot_table[groups]
+    extents = np.array(ready.extent, np.uint64)
+    is_other = lengths != np.array(ready.length, np.uint64)
+    if np.logical_or.reduce(is_other) or np.maximum.reduce(slots | extents) > _MAX_NUMBER:
         raise broken_answer("fragments where none can be")
     wanted = Wanted(
         chain.namespace_id,
-        extents << 32 | slots.astype(np.int64),
+        (extents << _HALF_WORD | slots).view(np.int64),
         np.frombuffer(chain.packed, "<u8").reshape(-1, 4)[blocks],
         groups.astype(np.uint64),
         lengths,
