@@ -195,7 +195,8 @@ class Planner:
         return self.core.outbox.take()
 
     def _answer(self, event: ev.Event, now: float) -> None:
-        self._follow_up()
+        if self._is_follow_up_due:
+            self._follow_up()
         self.core.now = max(self.core.now, now)
         kind = type(event)
         self._is_follow_up_due, self._is_tick = True, kind is ev.Tick

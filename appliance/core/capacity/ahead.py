@@ -83,19 +83,23 @@ class Ahead:
             return
         is_through = self._core.options.write == "through"
         max_spilling_bytes = AHEAD_SHARE * self._core.options.max_spill_bytes
+        capacity_bytes = sum(self._core.rooms[tier].statistics().capacity_bytes for tier in self._host_tiers)
+        low_bytes = self._core.options.low_watermark * capacity_bytes
+        may_be_dirty_bytes = max(0.0, capacity_bytes - MAX_DOUBLE * self._cold_bytes())
         num_steps = 0
         while line and pressure.cold_spilling_bytes() < max_spilling_bytes:
-            if not is_through and not self._is_due():
+            if not is_through and not self._is_due(low_bytes, may_be_dirty_bytes):
                 return
             if num_steps == MAX_STEPS:
                 pressure.is_busy = True
                 return
             num_steps += 1
-            row = line.first(0 if is_through else self._may_be_dirty_bytes())
+            row = line.first(0 if is_through else may_be_dirty_bytes)
             if row == NO_ROW:
                 pressure.is_busy = is_through and len(line) > 0
                 return
-            if is_through and not self._is_due() and not self._has_room(row, displaces=True):
+            must_displace = is_through and not self._is_due(low_bytes, may_be_dirty_bytes)
+            if must_displace and not self._has_room(row, displaces=True):
                 return
             is_admitted = pressure.is_worth_keeping(row, self._log_tier) and pressure.cold_quota.admits(row)
             if is_admitted:
@@ -112,7 +116,9 @@ class Ahead:
         self._due_at = None
         pressure, now = self._pressure, self._core.now
         mode = self._core.options.write
-        if mode == "spill" or not self.dirty or self._log_tier in self._core.offline:
+        if self._core.log is None or self._log_tier in self._core.offline:
+            return
+        if mode == "spill" or not self.dirty:
             return
         if pressure.refusals.is_pausing:
             if not pressure.refusals.is_full:  # else something has to leave first, which is an event
@@ -171,20 +177,13 @@ class Ahead:
         """Blocks that are not to be copied were taken out of a line, and there are more behind them."""
         self._pressure.is_busy = self._pressure.is_busy or len(line) > 0
 
-    def _is_due(self) -> bool:
+    def _is_due(self, low_bytes: float, may_be_dirty_bytes: float) -> bool:
         """Whether memory is above its low watermark, and the cold store has room for blocks in both."""
-        taken_bytes, capacity_bytes = self._memory_bytes()
-        if taken_bytes <= self._core.options.low_watermark * capacity_bytes:
-            return False
-        return self.dirty.puts.num_bytes > self._may_be_dirty_bytes()
+        return self.dirty.puts.num_bytes > may_be_dirty_bytes and self._taken_bytes() > low_bytes
 
-    def _may_be_dirty_bytes(self) -> float:
-        return max(0.0, self._memory_bytes()[1] - MAX_DOUBLE * self._cold_bytes())
-
-    def _memory_bytes(self) -> tuple[int, int]:
-        """Return the bytes taken and the capacity of the host's memory tiers together."""
-        books = [self._core.rooms[tier].statistics() for tier in self._host_tiers]
-        return sum(book.taken_bytes for book in books), sum(book.capacity_bytes for book in books)
+    def _taken_bytes(self) -> int:
+        """Return the bytes taken in the host's memory tiers together."""
+        return sum([self._core.rooms[tier].statistics().taken_bytes for tier in self._host_tiers])
 
     def _has_room(self, row: int, *, displaces: bool) -> bool:
         """Whether a block that could stay dirty may take room in the cold store: what is free, or, if it
@@ -196,7 +195,7 @@ class Ahead:
 
     def _may_be_double(self) -> bool:
         """Whether more blocks may be in memory and, by idle copies, in the cold store."""
-        double_bytes = self._memory_bytes()[0] - self.dirty.puts.num_bytes
+        double_bytes = self._taken_bytes() - self.dirty.puts.num_bytes
         return double_bytes < MAX_IDLE_DOUBLE * self._cold_bytes()
 
     def _is_paid(self, num_bytes: int, row: int) -> bool:

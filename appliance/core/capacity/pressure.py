@@ -343,7 +343,8 @@ class Pressure:
 
     def is_worth_keeping(self, row: int, lower: Tier) -> bool:
         """Whether the slower tier admits a block that would be gone otherwise."""
-        return self._core.policies.admissions[lower].admits(newcomer_of(self._core, row), None)
+        admission = self._core.policies.admissions[lower]
+        return type(admission) is AdmitAll or admission.admits(newcomer_of(self._core, row), None)
 
     def _reason_to_evict(self, row: int, tier: Tier, lower: Tier | None) -> str:
         """Return why a block may be evicted at once; empty when it must be spilled first."""

@@ -130,9 +130,17 @@ class Catalog:
     def add(self, namespace: NamespaceEntry, prefix_hash: bytes, parent: int, now: float) -> int:
         """Create the row of a block that is nowhere yet, linked under `parent`; return it."""
         assert prefix_hash not in namespace.rows
-        row = self.add_run(namespace, (prefix_hash,), parent, now)[0]
+        row = self._take_rows(namespace, 1)[0]
+        namespace.rows[prefix_hash] = row
+        self.prefix_hash[row] = prefix_hash
+        self.namespace_id[row] = namespace.id
         for fragment in self.fragments(row):
             self.checksum_low[fragment] = self.checksum_high[fragment] = 0
+        self.last_used[row] = now
+        self.num_uses[row] = 0
+        self.urgency[row] = NO_SESSION
+        self.position[row] = self.position[parent] + 1 if parent != NO_ROW else 0
+        self.link(row, parent)
         return row
 
     def add_run(
@@ -367,10 +375,6 @@ class Catalog:
                 return None
             slowest = max(slowest, tier_or_none)
         return slowest
-
-    def is_only_in(self, row: int, tier: Tier) -> bool:
-        """Whether no other tier has, or is about to have, anything of this block."""
-        return self.num_places(row) == self.num_placed[tier][row]
 
     def num_places(self, row: int) -> int:
         """Return how many places the fragments of a block have, in all tiers together."""

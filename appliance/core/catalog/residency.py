@@ -58,8 +58,9 @@ class Residency(Rules):
             is_moved = any(
                 catalog.num_resident[other][row] == num_resident for other in self._tiers if other != tier
             )
-            self._notify(BlockChange.MOVED if is_moved else BlockChange.STORED, row, tier)
-            self.core.story.tell(self.core.now, catalog.prefix_hash[row], self.core.stored_in[tier])
+            change, name = BlockChange.MOVED if is_moved else BlockChange.STORED, catalog.prefix_hash[row]
+            self.core.outbox.notify(change, catalog.namespace_id[row], tier, [name])
+            self.core.story.tell(self.core.now, name, self.core.stored_in[tier])
 
     def fail(self, fragment: int, tier: Tier, cause: Cause) -> None:
         """Give a place back into which the bytes will not arrive, with the copy's hold."""
@@ -92,7 +93,7 @@ class Residency(Rules):
         for fragment in self._catalog.fragments(row):
             if self._catalog.state[tier][fragment] == State.RESIDENT:
                 freed += self._evict(row, fragment, tier, is_unwanted=is_asked)
-        self._notify(BlockChange.REMOVED, row, tier, reason)
+        self._notify_removed(row, tier, reason)
         name = self._catalog.prefix_hash[row]
         self.core.story.tell(self.core.now, name, self.core.evicted_from[tier], reason, self.verdict(victim))
         self.forget_if_nowhere(row)
@@ -115,7 +116,7 @@ class Residency(Rules):
         self.core.transitions.condemn(fragment, tier)
         if tier != self._log_tier:
             self.core.outbox.emit(Retract(tier, (catalog.place[tier][fragment],)))
-        self._notify(BlockChange.REMOVED, row, tier, reason)
+        self._notify_removed(row, tier, reason)
         self.core.story.tell(self.core.now, catalog.prefix_hash[row], f"{verb}_{tier.label}", reason)
         if catalog.holds[tier][fragment] == 0:
             self._quiet(row, fragment, tier)
@@ -244,10 +245,9 @@ class Residency(Rules):
                     self.offer(parent, tier)
             row = parent
 
-    def _notify(self, change: BlockChange, row: int, tier: Tier, reason: str = "") -> None:
-        catalog = self._catalog
-        names = [catalog.prefix_hash[row]]
-        self.core.outbox.notify(change, catalog.namespace_id[row], tier, names, reason)
+    def _notify_removed(self, row: int, tier: Tier, reason: str) -> None:
+        namespace_id, names = self._catalog.namespace_id[row], [self._catalog.prefix_hash[row]]
+        self.core.outbox.notify(BlockChange.REMOVED, namespace_id, tier, names, reason)
 
     def _settle(self, tier: Tier, place: int) -> None:
         room = self.core.rooms[tier]

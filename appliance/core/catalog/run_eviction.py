@@ -35,6 +35,10 @@ class RunEviction:
         for tier, slower in sorted(core.ladder.host_edges, reverse=True):
             if slower in core.rooms:
                 self._stored_in[tier] = slower
+        #: By tier: counts of places in the other tiers, and of children with a place in the faster ones.
+        catalog, rooms = core.catalog, core.rooms
+        self._elsewhere = {t: [catalog.num_placed[other] for other in rooms if other != t] for t in rooms}
+        self._faster = {t: [catalog.num_children_placed[one] for one in rooms if one < t] for t in rooms}
         self._rows: list[int] = []  # taken, of one namespace and tier
         self._nowhere: list[int] = []  # those of them that are in no other tier
         self._parents: list[int] = []  # of those that were taken last of their run
@@ -59,7 +63,7 @@ class RunEviction:
         self._tier = tier
         self._rows += rows
         # As safe as the leaf means as stored as the leaf: either all of them are elsewhere, or none is.
-        is_only_here = catalog.is_only_in(victim.row, tier)
+        is_only_here = not _is_in_any(self._elsewhere[tier], victim.row)
         if is_only_here:
             self._nowhere += rows
         parent, names = catalog.parent[rows[-1]], catalog.prefix_hash
@@ -109,15 +113,13 @@ class RunEviction:
         catalog, leaf = core.catalog, victim.row
         num_groups = catalog.namespace_of(leaf).num_groups
         stored_in = self._stored_in[tier]
-        # With a single tier nothing can be elsewhere.
-        elsewhere = [catalog.num_placed[other] for other in core.rooms if other != tier]
+        elsewhere, faster = self._elsewhere[tier], self._faster[tier]
         complete, stored = catalog.num_resident[tier], catalog.num_resident[stored_in]
         # A child in a tier that is offline may stay behind; its parent's row then has to.
-        is_only_here = catalog.first_child[leaf] == NO_ROW and catalog.is_only_in(leaf, tier)
+        is_only_here = catalog.first_child[leaf] == NO_ROW and not _is_in_any(elsewhere, leaf)
         is_stored = stored[leaf] == num_groups and stored_in not in core.offline
         if complete[leaf] != num_groups or not (is_only_here or is_stored):
             return []
-        faster = [catalog.num_children_placed[one] for one in core.rooms if one < tier]
         children, holds = catalog.num_children_placed[tier], catalog.num_holds[tier]
         keepers, floors = catalog.num_keepers, core.pin_floors
         parent, first_child, next_sibling = catalog.parent, catalog.first_child, catalog.next_sibling

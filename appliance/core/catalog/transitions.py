@@ -201,6 +201,12 @@ class Transitions:
         catalog.num_holds[tier][row] = num_left
         return num_left
 
+    def keep_run(self, rows: Sequence[int]) -> None:
+        """`keep` for each row (a row may occur more than once)."""
+        keepers = self._catalog.num_keepers
+        for row in rows:
+            keepers[row] += 1
+
     def unkeep_run(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
         """`unkeep` for each row (a row may occur more than once). Returns two lists of rows without keepers:
         those that may be evicted from memory as far as their children there say, and those that have no

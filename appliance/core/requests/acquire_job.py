@@ -18,6 +18,7 @@ from ....v1.shm import extent_of
 from ..catalog.catalog import NO_ROW, Catalog, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
+from ..catalog.runs import unkeep_run
 from ..catalog.states import State
 from ..events import AcquireRequested
 from ..instructions import Reply
@@ -77,8 +78,7 @@ class AcquireJob:
         self._has_replied = False
         self._promised_bytes = 0  # of what the client will hold when all has arrived
         self._promise()
-        for row in rows:
-            core.transitions.keep(row)
+        core.transitions.keep_run(rows)
 
     def advance(self) -> bool:
         """Hold or bring up as much as there is room for; True when nothing more needs room."""
@@ -294,8 +294,7 @@ class AcquireJob:
         if not self.is_done:
             self.is_done = True
             self._set_promised(0)
-            for row in reversed(self._rows):
-                self._residency.unkeep(row)
+            unkeep_run(self._residency, self._rows[::-1])
             if self._limit <= self.request.first_block and not self._all_ready:
                 self._leases.release(self.lease.id)  # nothing was reported: no client will release it
             self._on_done(self)
