@@ -90,7 +90,7 @@ class Pressure:
         After None the caller must wait: room appears when a spill finishes or a hold ends.
         """
         room = self._core.rooms[tier]
-        place = room.reserve(domain, num_bytes)
+        place: int | None = room.reserve(domain, num_bytes)
         if place is not None:
             return place
 
