@@ -16,6 +16,19 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file, whole or not at all, durably. Blocks. Raises OSError."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+    new.rename(path)
+    sync_directory(path.parent)
+
+
 def cause_of(error: OSError) -> Cause:
     """Return the cause under which a failed system call is counted."""
     return Cause.NO_SPACE if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.IO_ERROR

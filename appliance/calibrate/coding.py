@@ -4,6 +4,7 @@ The search does not imitate the codec, it calls it: segments of one unit, block 
 lie in a fragment. So what was predicted and what is stored later cannot drift apart.
 """
 
+from dataclasses import replace
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -11,8 +12,7 @@ from numpy.typing import NDArray
 
 from ...tiers.codecs.base import DoesNotFit
 from ...tiers.codecs.lossy.profile import Axis, Coder, Rule
-from ...tiers.codecs.lossy.quantised import ExactSegment, IntSegment, SegmentCoder
-from ...tiers.codecs.lossy.transform import TransformSegment
+from ...tiers.codecs.lossy.profiled import coder_of
 from ...tiers.codecs.lossy.transform_fit import fit_table
 
 Words: TypeAlias = NDArray[np.uint16]  # float16 or bfloat16, as bits
@@ -91,7 +91,9 @@ class Coders:
         words = np.ascontiguousarray(self._past[unit.layer, unit.plane, :, :, unit.heads])
         num_rows, num_tokens, _, head_dim = words.shape
         assert num_tokens % block_tokens == 0
-        coder = self._coder(unit._replace(first_head=0), *self.rule(unit, coding), head_dim)
+        rule, table = self.rule(unit, coding)
+        alone = replace(rule, first_head=0, end_head=unit.num_heads)
+        coder = coder_of(alone, head_dim, is_half=self._is_half, tables=(table,))
         place = np.empty(coder.stored_bytes(block_tokens), np.uint8)
         read, num_bytes = words.copy(), 0
         for row in range(num_rows):
@@ -104,17 +106,6 @@ class Coders:
                     continue
                 coder.decode(place, read[row, first : first + block_tokens])
         return read, 8 * num_bytes / words.size
-
-    def _coder(self, unit: Unit, rule: Rule, table: bytes, head_dim: int) -> SegmentCoder:
-        alone = Rule(
-            rule.layer, rule.plane, 0, unit.num_heads, rule.coder, rule.bits, rule.axis, rule.group_tokens,
-            rule.step, rule.reserve_bits, rule.table,
-        )  # fmt: skip
-        if rule.coder == "transform":
-            return TransformSegment(alone, head_dim, is_half=self._is_half, table=table)
-        if rule.coder == "exact":
-            return ExactSegment(alone, head_dim)
-        return IntSegment(alone, head_dim, is_half=self._is_half)
 
     def _fit(self, unit: Unit, coding: Coding) -> tuple[float, bytes, float]:
         """Return step, table and bits to reserve, fitted once."""

@@ -7,7 +7,6 @@ without colours, too.
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,8 +113,3 @@ def curve(tried: Sequence[Checked], uniform: Sequence[Checked]) -> "Figure":
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write the report. Raises OSError."""
-    path.write_text(text, "utf-8")

@@ -130,6 +130,5 @@ def write(outcome: CalibrationOutcome, name: str, out: Path, page: Path) -> None
         **{name.replace("_", " "): str(value) for name, value in outcome.profile.calibration.items()
            if name in ("budget", "text", "rows_measured", "rows_checked", "block_tokens")},
     }  # fmt: skip
-    report.write_page(
-        page, report.page(f"kvtier calibrate: {name}", facts, outcome.chosen, outcome.curve, outcome.uniform)
-    )
+    title = f"kvtier calibrate: {name}"
+    page.write_text(report.page(title, facts, outcome.chosen, outcome.curve, outcome.uniform), "utf-8")

@@ -34,7 +34,7 @@ from ..core.encodings import Encoding
 from ..core.events import CompressionChosen
 from ..persisted.codec_speeds import SpeedFile
 from ..transfer.lanes import EdgeStatistics
-from .codec_trials import compile_apart, measured_speed
+from .codec_trials import compile_apart, decode_speed
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class CodecSelection:
         new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - self._measured
         await compile_apart([(name, dtype) for dtype, name in sorted(new)])
         for dtype, name in sorted(new):
-            self._speeds[dtype, name] = await measured_speed(name, dtype)
+            self._speeds[dtype, name] = await asyncio.to_thread(decode_speed, name, dtype)
             self._measured.add((dtype, name))
             if speed := self._speeds[dtype, name]:
                 log.info("codec %s decodes %s at %.1f GB/s", name, dtype, speed / 1e9)

@@ -40,11 +40,6 @@ async def compile_apart(trials: Sequence[tuple[str, str]]) -> None:
         await run_apart((*COMMAND, *words))
 
 
-async def measured_speed(name: str, dtype: str) -> float:
-    """Return what `decode_speed` does, from a thread."""
-    return await asyncio.to_thread(decode_speed, name, dtype)
-
-
 async def run_apart(command: Sequence[str]) -> None:
     """Run a command in a process that does not outlive the caller's interest. Its failure is none of ours."""
     starting = asyncio.ensure_future(

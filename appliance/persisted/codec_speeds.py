@@ -16,7 +16,8 @@ from typing import TypeAlias
 
 from ... import __version__
 from ...tiers.block import DTYPE_BYTES
-from .learned_file import read_whole, write_whole
+from ...tiers.durable import write_whole
+from .learned_file import read_whole
 
 log = logging.getLogger(__name__)
 

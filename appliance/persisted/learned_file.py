@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from ...tiers.durable import sync_directory
+from ...tiers.durable import write_whole
 from ...v1.files import read_regular_file
 
 log = logging.getLogger(__name__)
@@ -43,19 +43,6 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
     except OSError as problem:
         log.warning("%s: %s; what it held is learned anew", path, problem)
         return b""
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file, whole or not at all. Blocks. Raises OSError."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with open(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    new.rename(path)
-    sync_directory(path.parent)
 
 
 class LearnedFile:

@@ -23,7 +23,7 @@ from ... import __version__
 from ...tiers.cold.mounts import filesystem_of
 from ...tiers.encryption.keyring import FILE_NAME as KEYS_FILE
 from ...tiers.encryption.keyring import count_wraps
-from ...tiers.encryption.master_keys import KeyringError, known_ids, read_master_keys
+from ...tiers.encryption.master_keys import KeyringError, key_id, read_master_keys
 from ...tiers.gpu.decode.gds import GdsFacts, look
 from ...tiers.gpu.device import libraries
 from ...tiers.gpu.device.libraries import CudaLibraries
@@ -281,7 +281,7 @@ def gather_master_keys(settings: Settings) -> MasterKeyFile | None:
         return MasterKeyFile(path, "", True, (), {})
     try:
         owner_uid = next((p.stat().st_uid for p in (nvme.path, path) if p.exists()), None)
-        ids = known_ids(read_master_keys(path, owner_uid=owner_uid))
+        ids = tuple(map(key_id, read_master_keys(path, owner_uid=owner_uid)))
         return MasterKeyFile(path, "", False, ids, count_wraps(nvme.path))
     except (KeyringError, OSError) as problem:
         return MasterKeyFile(path, str(problem), False, (), {})

@@ -34,7 +34,7 @@ def test_segments_of_int_coded_by_one_call_are_those_coded_one_by_one() -> None:
     expected, alone, end = np.zeros_like(stored), np.zeros_like(units), 0
     for rule in rules:
         unit = 2 * rule.layer + rule.plane
-        segment = coder_of(rule, profile)
+        segment = coder_of(rule, profile.head_dim, is_half=profile.dtype == "float16", tables=profile.tables)
         start = -(-end // 64) * 64
         end = start + segment.stored_bytes(12)
         segment.encode(units[unit], expected[start:end])

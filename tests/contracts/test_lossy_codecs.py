@@ -368,7 +368,9 @@ def test_sums_are_exact_where_float32_does_not_hold_them() -> None:
     are those of integers."""
     codec = transformed(Shape(1, 1, 40, 1, 24, "bfloat16"))
     (rule,) = codec.profile.rules
-    segment = coder_of(rule, codec.profile)
+    segment = coder_of(
+        rule, codec.profile.head_dim, is_half=codec.profile.dtype == "float16", tables=codec.profile.tables
+    )
     assert isinstance(segment, TransformSegment)
     table = TransformTable.from_bytes(codec.profile.tables[0])
     rng = np.random.default_rng(8)
@@ -480,7 +482,7 @@ def test_units_coded_by_one_call_are_those_coded_one_by_one(num_heads: int) -> N
     units.flags.writeable = False
     expected, end = np.zeros_like(stored), 0
     for unit, rule in zip(units, rules, strict=True):
-        coder = coder_of(rule, profile)
+        coder = coder_of(rule, profile.head_dim, is_half=profile.dtype == "float16", tables=profile.tables)
         start = -(-end // 64) * 64
         end = start + coder.stored_bytes(12)
         coder.encode(unit, expected[start:end])

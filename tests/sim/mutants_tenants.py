@@ -4,14 +4,14 @@ from typing import Any
 
 from kvtier.appliance.core.copying import copies
 from kvtier.appliance.core.requests import erasing, quotas
-from kvtier.tiers.memory import shares
+from kvtier.tiers.memory import slots
 
 Patch = tuple[Any, str, Any]
 
 
 def quota_ignored() -> list[Patch]:
     """A tenant takes extents beyond its share."""
-    return [(shares.Share, "is_used_up", property(lambda self: False))]
+    return [(slots.Share, "is_used_up", property(lambda self: False))]
 
 
 def pins_not_counted() -> list[Patch]:

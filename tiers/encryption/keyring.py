@@ -21,7 +21,6 @@ the one before is missing, though a running daemon could: a file swapped by mist
 """
 
 import json
-import os
 import secrets
 import threading
 from collections import Counter
@@ -31,11 +30,10 @@ from typing import Any, NamedTuple
 
 from ...v1.files import read_regular_file
 from ..base import Cause, CopyError
-from ..durable import cause_of, sync_directory
+from ..durable import cause_of, write_whole
 from .master_keys import KEY_BYTES, KeyringError, MasterKeys
 
 FILE_NAME = "keys.json"
-_NEW_NAME = "keys.json.new"
 _FORMAT, _VERSION = "kvtier keys", 1
 PLAIN = 0  # the key id of what is not encrypted
 MAX_FILE_BYTES = 64 << 20
@@ -218,16 +216,8 @@ class Keyring:
     def _replace(self, wrapped: Mapping[str, dict[str, Any]], erased: Mapping[str, int]) -> None:
         """Put another key file in the place of the one there is. Raises CopyError."""
         content = {"format": _FORMAT, "version": _VERSION, "keys": dict(wrapped), "erased": dict(erased)}
-        new = self._path.with_name(_NEW_NAME)
         try:
-            new.unlink(missing_ok=True)
-            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with open(fd, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1, sort_keys=True)
-                file.flush()
-                os.fsync(file.fileno())
-            new.rename(self._path)
-            sync_directory(self._path.parent)
+            write_whole(self._path, json.dumps(content, indent=1, sort_keys=True).encode())
         except OSError as error:
             raise CopyError(cause_of(error), f"key file: {error.strerror}") from error
         self._wrapped, self._erased = dict(wrapped), dict(erased)

@@ -20,7 +20,6 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +158,6 @@ def _is_mounted_secret(path: Path) -> bool:
 def load_master_keys(path: Path) -> MasterKeys:
     """Return the keys of a file, ready to be used. Raises KeyringError."""
     return MasterKeys(*read_master_keys(path))
-
-
-def known_ids(keys: Sequence[bytes]) -> tuple[str, ...]:
-    """Return the ids of keys, without anything that could encrypt."""
-    return tuple(map(key_id, keys))
 
 
 def _cipher(key: bytes) -> Any:

@@ -98,24 +98,12 @@ def _map(
     name: str, num_bytes: int, huge_pages: bool, numa_nodes: Sequence[int]
 ) -> tuple[int, mmap.mmap, bool]:
     """Return (descriptor, writable mapping, whether of huge pages)."""
+    fix = "raise RLIMIT_AS and RLIMIT_NOFILE or make extents smaller"
     # Mapping reserves huge pages, so that one that succeeds here cannot fail at first touch; of the host, not
     # of the nodes it is bound to, so these are asked first.
     if huge_pages and memfd.free_huge_pages(numa_nodes) * HUGE_PAGE_BYTES >= num_bytes:
-        descriptor = -1
         try:
-            descriptor = memfd.create(name, num_bytes, huge=True)
-            return descriptor, mmap.mmap(descriptor, num_bytes), True
-        except OSError:  # another process took them between the question and the answer
-            if descriptor >= 0:
-                os.close(descriptor)
-    descriptor = -1
-    try:
-        descriptor = memfd.create(name, num_bytes)
-        return descriptor, mmap.mmap(descriptor, num_bytes), False
-    except OSError as error:
-        if descriptor >= 0:
-            os.close(descriptor)
-        raise memfd.SharedMemoryError(
-            f"cannot map {num_bytes} bytes of shared memory ({error.strerror}); raise RLIMIT_AS and "
-            "RLIMIT_NOFILE or make extents smaller"
-        ) from error
+            return *memfd.create_mapped(name, num_bytes, fix, huge=True), True
+        except memfd.SharedMemoryError:  # another process took them between the question and the answer
+            pass
+    return *memfd.create_mapped(name, num_bytes, fix), False

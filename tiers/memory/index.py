@@ -9,7 +9,6 @@ A dict beside the table (tag to position) was rejected: walking at most 32 entri
 one is as fast, and there is nothing to keep in step.
 """
 
-import mmap
 import os
 import threading
 
@@ -46,7 +45,9 @@ class IndexWriter:
         self.num_tombstones = 0
         self.num_dropped = 0  # since the start: had no room within MAX_PROBES
         self._mask = (1 << log2_entries) - 1
-        self.descriptor, self._mapping = _map(index_file_bytes(log2_entries))
+        self.descriptor, self._mapping = memfd.create_mapped(
+            "kvtier-index", index_file_bytes(log2_entries), "make the memory tiers smaller"
+        )
         memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
         header = np.array((INDEX_MAGIC, INDEX_VERSION, log2_entries, epoch), INDEX_HEADER)
         whole = memoryview(self._mapping)
@@ -171,16 +172,3 @@ class Indexes:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-
-
-def _map(num_bytes: int) -> tuple[int, mmap.mmap]:
-    descriptor = -1
-    try:
-        descriptor = memfd.create("kvtier-index", num_bytes)
-        return descriptor, mmap.mmap(descriptor, num_bytes)
-    except OSError as error:
-        if descriptor >= 0:
-            os.close(descriptor)
-        raise memfd.SharedMemoryError(
-            f"cannot map an index of {num_bytes} bytes ({error.strerror}); make the memory tiers smaller"
-        ) from error

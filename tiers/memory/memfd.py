@@ -57,6 +57,23 @@ def create(name: str, num_bytes: int, *, huge: bool = False) -> int:
     return descriptor
 
 
+def create_mapped(name: str, num_bytes: int, fix: str, *, huge: bool = False) -> tuple[int, mmap.mmap]:
+    """Return (descriptor, writable mapping) of a new, unsealed memfd.
+
+    Raises SharedMemoryError, with `fix`, when the kernel refuses either.
+    """
+    descriptor = -1
+    try:
+        descriptor = create(name, num_bytes, huge=huge)
+        return descriptor, mmap.mmap(descriptor, num_bytes)
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise SharedMemoryError(
+            f"cannot map {num_bytes} bytes of shared memory ({error.strerror}); {fix}"
+        ) from error
+
+
 def seal(descriptor: int, seals: int) -> None:
     """Add `seals`, for ever. Map the memory writable before sealing it SEALS_READ_ONLY."""
     try:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from ...v1.shm import MIN_SLOT_BYTES, extent_of, place_of, slot_bytes_for, slot_of
 from ..base import RoomStatistics
-from .shares import Share
 
 _UNBOUND = -1
 
@@ -29,6 +28,23 @@ class _Extent:
     slot_bytes: int = 0  # 0 while the extent is empty and uncut
     free: list[int] = field(default_factory=list)
     taken: dict[int, int] = field(default_factory=dict)  # slot -> payload bytes it was reserved for
+
+
+@dataclass(slots=True)
+class Share:
+    """Extents that some isolation domains may have together, and have. Shared by their entries in a SlotPool.
+
+    Counted in extents, because an extent is bound to one domain for its whole life: what a domain took it
+    never gives back to others, so a limit on bytes in use would come too late.
+    """
+
+    max_extents: int
+    num_extents: int = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no further extent may be bound."""
+        return self.num_extents >= self.max_extents
 
 
 class SlotPool:

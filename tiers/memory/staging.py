@@ -13,17 +13,6 @@ from ..base import Buffer, Cause, CopyError
 from . import memfd
 
 
-class StagingRangeError(CopyError):
-    """A span does not lie inside the client's staging extent."""
-
-    def __init__(self, offset: int, length: int, num_bytes: int) -> None:
-        super().__init__(
-            Cause.SHORT_TRANSFER,
-            f"span of {length} bytes at {offset} is outside the staging extent of {num_bytes} bytes; "
-            "send a smaller batch or attach with a larger staging_bytes",
-        )
-
-
 class StagingExtent:
     """`num_bytes` of writable shared memory of one client; `descriptor` is for that client alone.
 
@@ -50,13 +39,17 @@ class StagingExtent:
     def view(self, offset: int, length: int) -> Buffer:
         """Return `length` bytes at `offset`, read-only, without copying.
 
-        A view outlives `close`. Raises StagingRangeError, or CopyError(SOURCE_GONE) after `close`.
+        A view outlives `close`. Raises CopyError: outside the extent, or SOURCE_GONE after `close`.
         """
         view = self._view
         if view is None:
             raise CopyError(Cause.SOURCE_GONE, "the client is gone")
         if offset < 0 or length <= 0 or offset + length > self.num_bytes:
-            raise StagingRangeError(offset, length, self.num_bytes)
+            raise CopyError(
+                Cause.SHORT_TRANSFER,
+                f"span of {length} bytes at {offset} is outside the staging extent of {self.num_bytes} "
+                "bytes; send a smaller batch or attach with a larger staging_bytes",
+            )
         return view[offset : offset + length]
 
     def prefault(self) -> None:

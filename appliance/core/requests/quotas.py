@@ -10,8 +10,7 @@ Rejected: counting a tenant's bytes in use at every reservation and release. Ext
 domain, so the books of the room say it already, at no cost per block."""
 
 from ....tiers.block import Tier, tenant_of
-from ....tiers.memory.shares import Share
-from ....tiers.memory.slots import SlotPool
+from ....tiers.memory.slots import Share, SlotPool
 from ..catalog.core_state import CoreState
 from .leases import ClientEntry, LeaseTable
 from .pins import Pins

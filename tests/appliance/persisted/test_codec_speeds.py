@@ -98,12 +98,12 @@ def test_expected_dtypes_are_measured_before_any_namespace_has_them_and_kept(
     async def compile_all(trials: list[tuple[str, str]]) -> None:
         compiled.extend(trials)
 
-    async def measured(name: str, dtype: str) -> float:
+    def measured(name: str, dtype: str) -> float:
         asked.append((dtype, name))
         return 5e9
 
     monkeypatch.setattr(codec_selection, "compile_apart", compile_all)
-    monkeypatch.setattr(codec_selection, "measured_speed", measured)
+    monkeypatch.setattr(codec_selection, "decode_speed", measured)
     SpeedFile(tmp_path).write({("bfloat16", "exponents"): 1.0})
 
     async def measure_once() -> Choices:

@@ -17,8 +17,8 @@ from kvtier.appliance.persisted.learned_file import (
     NEW_NAME,
     LearnedFile,
     read_learned,
-    write_whole,
 )
+from kvtier.tiers.durable import write_whole
 
 from ..conftest import small_settings
 from ..loops import DaemonThread, run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.tiers.encryption import keyring as keyring_module
+from kvtier.tiers import durable
 from kvtier.tiers.encryption.keyring import FILE_NAME
 
 #: System calls that replacing the file takes, in their order; the last two inside of the one before.
@@ -40,7 +40,7 @@ class KeyFileCrash:
 
     def arm(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Watch the system calls from now on."""
-        for name, owner in (("open", os), ("fsync", os), ("sync_directory", keyring_module)):
+        for name, owner in (("open", os), ("fsync", os), ("sync_directory", durable)):
             monkeypatch.setattr(owner, name, self._ending(name, getattr(owner, name)))
         monkeypatch.setattr(Path, "rename", self._ending("rename", Path.rename))
 

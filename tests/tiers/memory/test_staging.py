@@ -6,7 +6,7 @@ import os
 import pytest
 
 from kvtier.tiers.base import Cause, CopyError
-from kvtier.tiers.memory.staging import StagingExtent, StagingRangeError
+from kvtier.tiers.memory.staging import StagingExtent
 
 SIZE = 64 << 10
 
@@ -27,7 +27,7 @@ def test_what_the_client_writes_is_seen_here_read_only() -> None:
 )
 def test_a_span_outside_is_refused(offset: int, length: int) -> None:
     staging = StagingExtent(SIZE)
-    with pytest.raises(StagingRangeError, match="staging_bytes"):
+    with pytest.raises(CopyError, match="staging_bytes"):
         staging.view(offset, length)
     staging.close()
 

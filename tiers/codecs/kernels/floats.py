@@ -7,9 +7,6 @@ smallest and largest are found on integers, 32 at a time, and what is not finite
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from .compiling import compiled
 
@@ -17,30 +14,16 @@ SMALLEST_NORMAL = 0x38800000  # 2^-14, as bits of float32
 HALF_BIAS = 112 << 10  # what the exponents of float32 and float16 differ by, in a float16
 
 
-@intrinsic
-def float_of(typing_context: Any, bits: Any) -> Any:
+@compiled
+def float_of(bits: Any) -> Any:
     """Return the float32 with these bits (uint32)."""
-    del typing_context, bits
-    signature = types.float32(types.uint32)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return signature, generate
+    return np.uint32(bits).view(np.float32)
 
 
-@intrinsic
-def bits_of(typing_context: Any, value: Any) -> Any:
+@compiled
+def bits_of(value: Any) -> Any:
     """Return the bits of a float32, as uint32."""
-    del typing_context, value
-    signature = types.uint32(types.float32)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return signature, generate
+    return np.float32(value).view(np.uint32)
 
 
 @compiled

@@ -43,6 +43,7 @@ from .vector_ir import (
     prefetch,
     shifted,
     store,
+    times,
 )
 
 LANES = 32  # a line of memory
@@ -69,7 +70,7 @@ class _Rows:
         with cgutils.for_range(builder, self._num_rows, intp=WORD64) as row:
             begin = builder.gep(self._first, [builder.mul(row.index, self._row_bytes)])
             with cgutils.for_range(builder, self._num_lines, intp=WORD64) as line:
-                address = builder.gep(begin, [_times(builder, line.index, _LINE_BYTES)])
+                address = builder.gep(begin, [times(builder, line.index, _LINE_BYTES)])
                 body(address, row.index, line.index)
 
 
@@ -90,10 +91,6 @@ class _Most:
     def value(self) -> Any:
         """Return the largest magnitude of all words taken."""
         return largest_lane(self._builder, self._builder.load(self._most))
-
-
-def _times(builder: Any, value: Any, factor: int) -> Any:
-    return builder.mul(value, ir.Constant(WORD64, factor))
 
 
 def _emit_code(builder: Any, words: Any, bases: Any, mantissa_bits: int) -> Any:
@@ -169,12 +166,12 @@ def _writer(mantissa_bits: int) -> Any:
 
             def write_line(address: Any, row: Any, line: Any) -> None:
                 number = builder.add(builder.mul(row, num_lines), line)
-                prefetch(builder, builder.gep(ahead, [_times(builder, number, _LINE_BYTES)]))
+                prefetch(builder, builder.gep(ahead, [times(builder, number, _LINE_BYTES)]))
                 loaded = load(builder, _WORDS, address)
                 most.take(loaded)
                 found = _emit_code(builder, loaded, bases, mantissa_bits)
                 begin = builder.gep(into, [builder.mul(row, code_row_bytes)])
-                store(builder, found, builder.gep(begin, [_times(builder, line, LANES)]))
+                store(builder, found, builder.gep(begin, [times(builder, line, LANES)]))
 
             tile.each(write_line)
             return most.value()

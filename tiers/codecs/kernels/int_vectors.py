@@ -26,6 +26,7 @@ from .vector_ir import (
     load,
     shifted,
     store,
+    times,
 )
 
 LANES = 16
@@ -35,10 +36,6 @@ _WIDE = ir.VectorType(WORD32, LANES)
 _WORDS = ir.VectorType(WORD16, LANES)
 _CODES = ir.VectorType(BYTE, LANES)
 _MAGIC = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, halves to even, in the lowest bits
-
-
-def _times(builder: Any, value: Any, factor: int) -> Any:
-    return builder.mul(value, ir.Constant(WORD64, factor))
 
 
 def _emit_codes(builder: Any, words: Any, scales: Any, tops: Any) -> Any:
@@ -85,26 +82,26 @@ def _writer(by_channel: bool) -> Any:
             low = address_in(context, builder, kinds[5], lows, nowhere)
             step = address_in(context, builder, kinds[6], steps, nowhere)
             tops = in_every_lane(builder, top, _FLOATS)
-            row_codes = _times(builder, lines, LANES)
+            row_codes = times(builder, lines, LANES)
             with cgutils.for_range(builder, rows, intp=WORD64) as row:
                 begin = builder.gep(first, [builder.mul(row.index, stride)])
                 written = builder.gep(into, [builder.mul(row.index, row_codes)])
                 if not by_channel:
-                    mine = _times(builder, row.index, 4)
+                    mine = times(builder, row.index, 4)
                     of_row = [
                         in_every_lane(builder, load(builder, _FLOAT, builder.gep(one, [mine])), _FLOATS)
                         for one in (low, step)
                     ]
                 with cgutils.for_range(builder, lines, intp=WORD64) as line:
-                    lane_bytes = _times(builder, line.index, 4 * LANES)
+                    lane_bytes = times(builder, line.index, 4 * LANES)
                     scales = (
                         [load(builder, _FLOATS, builder.gep(one, [lane_bytes])) for one in (low, step)]
                         if by_channel
                         else of_row
                     )
-                    words_of_line = builder.gep(begin, [_times(builder, line.index, 2 * LANES)])
+                    words_of_line = builder.gep(begin, [times(builder, line.index, 2 * LANES)])
                     found = _emit_codes(builder, load(builder, _WORDS, words_of_line), scales, tops)
-                    store(builder, found, builder.gep(written, [_times(builder, line.index, LANES)]))
+                    store(builder, found, builder.gep(written, [times(builder, line.index, LANES)]))
             return context.get_dummy_value()
 
         sizes = (place, place, place, place)
@@ -149,12 +146,12 @@ def row_extremes(
             for one, slot in zip(furthest, found, strict=True):
                 builder.store(one, slot)
             with cgutils.for_range(builder, lines, intp=WORD64) as line:
-                loaded = load(builder, _WORDS, builder.gep(begin, [_times(builder, line.index, 2 * LANES)]))
+                loaded = load(builder, _WORDS, builder.gep(begin, [times(builder, line.index, 2 * LANES)]))
                 sign = builder.ashr(loaded, all_lanes(_WORDS, 15))
                 keys = builder.xor(loaded, builder.and_(sign, all_lanes(_WORDS, 0x7FFF)))
                 for name, slot in zip(names, found, strict=True):
                     builder.store(lane_by_lane(builder, name, keys, builder.load(slot)), slot)
-            mine = _times(builder, row.index, 2)
+            mine = times(builder, row.index, 2)
             for name, slot, target in zip(names, found, targets, strict=True):
                 store(builder, _reduced(builder, name, builder.load(slot)), builder.gep(target, [mine]))
         return context.get_dummy_value()

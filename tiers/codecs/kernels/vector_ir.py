@@ -83,6 +83,11 @@ def shifted(builder: Any, value: Any, left: int) -> Any:
     return builder.shl(value, all_lanes(value.type, left))
 
 
+def times(builder: Any, value: Any, factor: int) -> Any:
+    """Return an index of 64 bits times a constant."""
+    return builder.mul(value, ir.Constant(WORD64, factor))
+
+
 def masked(builder: Any, value: Any, mask: int) -> Any:
     """AND every lane."""
     return builder.and_(value, all_lanes(value.type, mask))

@@ -17,6 +17,7 @@ budget: it is stored exactly from then on, and the new record says so (`is_spent
 values to the same codes was tried instead: rounding to 16 bits moves one in fifty of them.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -27,7 +28,7 @@ from ...base import Buffer
 from ..base import PROFILED_ID, CodecError, DoesNotFit, Exactness, Shape, words_of
 from .profile import Profile, Rule
 from .quantised import ExactSegment, Fp8Segment, IntSegment, IntSegments, SegmentCoder
-from .transform import segment_coder
+from .transform import TransformSegment
 
 _ALIGNMENT = 64
 _MAX_SHAPES = 64
@@ -115,7 +116,11 @@ class Profiled:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._coders = {rule: coder_of(rule, profile) for rule in profile.rules}
+        is_half = profile.dtype == "float16"
+        self._coders = {
+            rule: coder_of(rule, profile.head_dim, is_half=is_half, tables=profile.tables)
+            for rule in profile.rules
+        }
         self.exactness = loosest([coder.exactness for coder in self._coders.values()])
         self._layout = lru_cache(_MAX_SHAPES)(self._lay_out)
 
@@ -222,18 +227,17 @@ def loosest(bounds: list[Exactness]) -> Exactness:
     )
 
 
-def coder_of(rule: Rule, profile: Profile) -> SegmentCoder:
+def coder_of(rule: Rule, head_dim: int, *, is_half: bool, tables: Sequence[bytes] = ()) -> SegmentCoder:
     """Return what writes the heads of one rule. Raises ProfileError for a table that is not its."""
-    is_half = profile.dtype == "float16"
     match rule.coder:
         case "exact":
-            return ExactSegment(rule, profile.head_dim)
+            return ExactSegment(rule, head_dim)
         case "int":
-            return IntSegment(rule, profile.head_dim, is_half=is_half)
+            return IntSegment(rule, head_dim, is_half=is_half)
         case "fp8_e4m3" | "fp8_e5m2":
-            return Fp8Segment(rule, profile.head_dim, is_half=is_half)
+            return Fp8Segment(rule, head_dim, is_half=is_half)
         case "transform":
-            return segment_coder(rule, profile)
+            return TransformSegment(rule, head_dim, is_half=is_half, table=tables[rule.table])
 
 
 def _encode_varying(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import CodecError, CodecMissing, DoesNotFit, Exactness
-from .profile import Profile, ProfileError, Rule
+from .profile import ProfileError, Rule
 from .quantised import Bytes, Words
 from .transform_table import TransformTable
 
@@ -120,13 +120,6 @@ class TransformSegment:
         sums *= self._step / np.float32(1 << table.shift)
         sums += table.mean
         return sums
-
-
-def segment_coder(rule: Rule, profile: Profile) -> TransformSegment:
-    """Return the coder of a rule with its table."""
-    return TransformSegment(
-        rule, profile.head_dim, is_half=profile.dtype == "float16", table=profile.tables[rule.table]
-    )
 
 
 @cache
