@@ -36,7 +36,7 @@ MAX_UNENDED = {
     "clients": 20,
     "policies": 31,
 }
-#: Class names that stand twice: the first ones because two runtimes ask for the name, the others still.
+#: Class names that stand twice: two runtimes ask for the first one; the other still.
 TWICE = {"KvtierConnector", "Options"}
 #: Classes with constructors that take more, still.
 MANY_PARAMETERS = {"SchedulerSide", "WorkerSide"}
