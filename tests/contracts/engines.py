@@ -10,6 +10,7 @@ from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.tiers.gpu.hbm import HbmEngine
+from kvtier.tiers.ladder import with_memory
 from kvtier.tiers.memory.engine import ExtentEngine
 from kvtier.tiers.memory.index import Indexes
 from kvtier.tiers.memory.slots import SlotPool
@@ -70,6 +71,7 @@ def _cold(directory: Path) -> Iterator[Case]:
 
 FACTORIES: dict[str, Factory] = {
     "dram": _memory(Tier.DRAM),
+    "a second memory": _memory(with_memory(["cxl"]).named("cxl")),
     "hbm in host memory": _memory(Tier.HBM),
     "hbm on a device": _device,
     "nvme": _cold,

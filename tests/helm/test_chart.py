@@ -205,6 +205,39 @@ def test_memory_is_computed_as_the_daemon_does(capacity: str | int, extent: str)
     assert int(daemon(daemonset)["resources"]["limits"]["hugepages-2Mi"]) == wanted_bytes
 
 
+CXL = {"kind": "memory", "capacity": "96GiB", "numa_nodes": [2]}
+UNCONFINED = {"security": {"seccompProfile": {"type": "Unconfined"}}}
+
+
+@pytest.mark.parametrize("with_huge_pages", [True, False])
+def test_memory_of_further_tiers_counts(with_huge_pages: bool) -> None:
+    """Also with extents of another size, which are dram's for all."""
+    tiers = {"dram": {"capacity": "4GiB", "extent": "128MiB"}, "cxl": CXL, "hbm": {"capacity": "2GiB"}}
+    values = {"policy": {"tiers": tiers}, "hugePages": {"enabled": with_huge_pages}, **UNCONFINED}
+    manifests = render(values)
+    [daemonset], [text] = of_kind(manifests, "DaemonSet"), policies(manifests)
+    settings = settings_of(text)
+    assert [tier.label for tier in settings.tiers.sizes] == ["hbm", "dram", "cxl"]
+    limits = daemon(daemonset)["resources"]["limits"]
+    wanted_bytes = wanted_memory_bytes(settings)
+    assert wanted_bytes > 102 << 30
+    if with_huge_pages:
+        assert int(limits["hugepages-2Mi"]) == wanted_bytes
+    else:
+        assert int(limits["memory"]) >= wanted_bytes + (1 << 30)
+
+
+@pytest.mark.parametrize(("key", "is_live"), [("capacity", True), ("numa_nodes", False)])
+def test_a_further_tier_is_resized_without_another_pod(key: str, is_live: bool) -> None:
+    changed = {**CXL, key: {"capacity": "64GiB", "numa_nodes": [3]}[key]}
+    digests = []
+    for tier in (CXL, changed):
+        [daemonset] = of_kind(render({"policy": {"tiers": {"cxl": tier}}, **UNCONFINED}), "DaemonSet")
+        annotations = daemonset["spec"]["template"]["metadata"]["annotations"]
+        digests.append(annotations["kvtier.io/restart-digest"])
+    assert (digests[0] == digests[1]) == is_live
+
+
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no nodes": ({"nodeSelector": {}}, "set nodeSelector"),
     "listen": ({"policy": {"listen": ["unix:///x"]}}, "set socket.hostPath"),

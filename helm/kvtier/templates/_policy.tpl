@@ -48,9 +48,15 @@ replaces them for such a change and leaves them alone, to reload the file, for a
 {{- $policy := include "kvtier.policy" . | fromYaml -}}
 {{- range (.root.Files.Get "files/live.yaml" | fromYaml).live -}}
 {{- $path := splitList "." . -}}
-{{- $node := $policy -}}
-{{- range initial $path }}{{- $node = (and (kindIs "map" $node) (hasKey $node .)) | ternary (get $node .) dict }}{{- end -}}
-{{- if kindIs "map" $node }}{{- $_ := unset $node (last $path) }}{{- end -}}
+{{- $nodes := list $policy -}}
+{{- range $key := initial $path -}}
+{{- $below := list -}}
+{{- range $node := $nodes -}}
+{{- range $name, $one := $node }}{{- if and (kindIs "map" $one) (has $key (list "*" $name)) }}{{- $below = append $below $one }}{{- end }}{{- end -}}
+{{- end -}}
+{{- $nodes = $below -}}
+{{- end -}}
+{{- range $node := $nodes }}{{- $_ := unset $node (last $path) }}{{- end -}}
 {{- end -}}
 {{- range $name, $section := deepCopy $policy }}{{- if and (kindIs "map" $section) (not $section) }}{{- $_ := unset $policy $name }}{{- end }}{{- end -}}
 {{- toJson $policy | sha256sum -}}

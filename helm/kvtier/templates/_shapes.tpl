@@ -39,7 +39,7 @@ kvtier.io/node-group: {{ default "all" .shape.name }}
 {{- end -}}
 
 {{/*
-Host memory that a memory tier takes: whole extents, each with its slot headers (128 bytes for 16 KiB) in whole pages of
+Host memory that a memory tier of (capacity, extent) takes: whole extents, each with its slot headers (128 bytes for 16 KiB) in whole pages of
 2 MiB (extent_file_bytes in proto/kvtier/v1/shm.py; a test compares).
 */}}
 {{- define "kvtier.tierBytes" -}}
@@ -50,11 +50,18 @@ Host memory that a memory tier takes: whole extents, each with its slot headers 
 {{- mul (div $capacity $extent) (add $extent (mul $pages 2097152)) -}}
 {{- end -}}
 
-{{/* Host memory of all tiers of a shape. */}}
+{{/* Host memory of all tiers of a shape: dram, hbm where it is host memory, and further memories by any name. */}}
 {{- define "kvtier.hostBytes" -}}
 {{- $tiers := default dict .policy.tiers -}}
-{{- $total := include "kvtier.tierBytes" (default dict $tiers.dram) | int64 -}}
-{{- with $tiers.hbm }}{{- if ne (default "host" .backend) "cuda" }}{{- $total = add $total (include "kvtier.tierBytes" . | int64) }}{{- end }}{{- end -}}
+{{- $dram := default dict $tiers.dram -}}
+{{- $total := include "kvtier.tierBytes" $dram | int64 -}}
+{{- range $tier := omit $tiers "dram" "nvme" -}}
+{{- with $tier -}}
+{{- if ne (default "host" .backend) "cuda" -}}
+{{- $total = add $total (include "kvtier.tierBytes" (dict "capacity" .capacity "extent" $dram.extent) | int64) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $total -}}
 {{- end -}}
 

@@ -44,7 +44,9 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- if and $cuda (ne .gpu.sharing "ipc") }}{{- $problems = append $problems "policy.tiers.hbm.backend is cuda and the pod sees no GPU: set gpu.sharing to ipc (it gives the pod hostIPC)" }}{{- end -}}
 {{- if and (eq .gpu.sharing "ipc") (not $cuda) }}{{- $problems = append $problems "gpu.sharing is ipc and nothing uses the GPU: set policy.tiers.hbm.backend to cuda, or gpu.sharing to none" }}{{- end -}}
 {{- if $dram.lock }}{{- $problems = append $problems "policy.tiers.dram.lock needs a memlock limit that Kubernetes cannot give to a process that is not root: leave it false (nodes without swap need no lock) or set hugePages.enabled (they are never swapped)" }}{{- end -}}
-{{- if and $dram.numa_nodes (eq (dig "type" "RuntimeDefault" $values.security.seccompProfile) "RuntimeDefault") }}{{- $problems = append $problems "policy.tiers.dram.numa_nodes needs the system call mbind, which the RuntimeDefault profile refuses: set security.seccompProfile to a Localhost profile that adds it, or to {type: Unconfined}" }}{{- end -}}
+{{- $bound := false -}}
+{{- range $tier := omit $tiers "hbm" "nvme" }}{{- if (default dict $tier).numa_nodes }}{{- $bound = true }}{{- end }}{{- end -}}
+{{- if and $bound (eq (dig "type" "RuntimeDefault" $values.security.seccompProfile) "RuntimeDefault") }}{{- $problems = append $problems "numa_nodes of a tier need the system call mbind, which the RuntimeDefault profile refuses: set security.seccompProfile to a Localhost profile that adds it, or to {type: Unconfined}" }}{{- end -}}
 {{- if and (eq (dig "observe" "traces" "off" $policy | toString) "otlp") $values.networkPolicy.enabled (not $values.networkPolicy.egress) }}{{- $problems = append $problems "policy.observe.traces is otlp and the NetworkPolicy lets nothing out: add the collector (and DNS) to networkPolicy.egress" }}{{- end -}}
 {{- end -}}
 {{- toJson $problems -}}
