@@ -37,6 +37,25 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         running.close()
 
 
+@pytest.fixture(scope="session")
+def two_memories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A running daemon of 8 MiB DRAM and 16 MiB of a second memory that many tests share."""
+    if reason := why_not():
+        pytest.skip(reason)
+    values = (
+        "tiers.dram.capacity=8MiB",
+        "tiers.dram.extent=2MiB",
+        "tiers.cxl={kind: memory, capacity: 16MiB}",
+    )
+    words = tuple(word for value in values for word in ("--set", value))
+    running = Daemon(tmp_path_factory.mktemp("memories"), arguments=words)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """A running daemon with default settings, in a process of its own."""

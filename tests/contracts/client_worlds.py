@@ -76,12 +76,13 @@ def _bridge(kind: str) -> MakeWorld:
     return make
 
 
-def _daemon(kind: str, **fixed: Any) -> MakeWorld:
+def _daemon(kind: str, fixture: str = "shared_daemon", **fixed: Any) -> MakeWorld:
     @contextmanager
     def make(request: pytest.FixtureRequest) -> Iterator[World]:
-        daemon: Daemon = request.getfixturevalue("shared_daemon")
+        daemon: Daemon = request.getfixturevalue(fixture)
+        capacity_bytes = (24 if fixture == "two_memories" else 16) << 20
         with ExitStack() as stack:
-            yield World(f"daemon-{kind}", _face(kind, stack, daemon.target, **fixed), 16 << 20)
+            yield World(f"daemon-{kind}", _face(kind, stack, daemon.target, **fixed), capacity_bytes)
 
     return make
 
@@ -95,4 +96,7 @@ WORLDS: dict[str, MakeWorld] = {
     "daemon-local-async": _daemon("async", shared_memory=True),
     "daemon-grpc-sync": _daemon("sync", shared_memory=False),
     "daemon-grpc-async": _daemon("async", shared_memory=False),
+    "two-memories-local-sync": _daemon("sync", "two_memories", shared_memory=True),
+    "two-memories-local-async": _daemon("async", "two_memories", shared_memory=True),
+    "two-memories-grpc-sync": _daemon("sync", "two_memories", shared_memory=False),
 }
