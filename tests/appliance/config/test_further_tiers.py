@@ -12,8 +12,9 @@ from kvtier.appliance.preflight import checks_host, probes
 from kvtier.appliance.preflight.verdicts import CheckVerdict
 from kvtier.tiers.ladder import STANDARD
 
-from ...cli.test_doctor import GIB, HOST
+from ...cli.test_doctor import HOST
 
+GIB = 1 << 30
 CXL: dict[str, Any] = {"kind": "memory", "capacity": "64GiB", "numa_nodes": [1]}
 NVME = {"path": "/d", "capacity": "1TiB"}
 TWO_NODES = (probes.Node(0, True, 256 * GIB), probes.Node(1, False, 128 * GIB))
