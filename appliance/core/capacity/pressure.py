@@ -90,18 +90,20 @@ class Pressure:
         After None the caller must wait: room appears when a spill finishes or a hold ends.
         """
         room = self._core.rooms[tier]
-        place: int | None = room.reserve(domain, num_bytes)
+        place = room.reserve(domain, num_bytes)
         if place is not None:
             return place
+        places: list[int] = []  # a list: mypyc takes a variable that is assigned in a closure for None here
 
         def is_reserved() -> bool:
-            nonlocal place
-            place = room.reserve(domain, num_bytes)
-            return place is not None
+            found = room.reserve(domain, num_bytes)
+            if found is not None:
+                places.append(found)
+            return found is not None
 
         self._step_until(is_reserved, tier, domain)
         self.start_spills()
-        return place
+        return places[0] if places else None
 
     def make_room(
         self, tier: Tier, domain: int, num_blocks: int, newcomer: Callable[[int], Newcomer]
