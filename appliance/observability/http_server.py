@@ -2,8 +2,8 @@
 
 h11 reads and writes HTTP/1.1 (it is sans-IO, pure Python, and one package); asyncio moves the bytes. aiohttp
 and uvicorn with starlette were rejected: eight and five packages for six read-only paths that share the
-planner's loop. Everything is bounded: connections, size of a request, the time it may take to come, and what
-a slow reader makes us keep.
+planner's loop. Everything is bounded: connections (http_connections.py), size of a request, the time it may
+take to come, and what a slow reader makes us keep.
 
 Callers have no identity here, unless `refusal` (http_access.py) asks for one. So the listener is for this
 host by default, nothing can be changed through it, and a request that names another host than an
@@ -24,10 +24,11 @@ from urllib.parse import parse_qs, urlsplit
 import h11
 
 from ..errors import StartError
+from .http_access import OPEN_PATHS
+from .http_connections import HttpConnections
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
 REQUEST_TIMEOUT_S = 10.0  # to come whole; also how long an idle connection stays
 WRITE_TIMEOUT_S = 10.0  # for a reader to take what was sent
 RECEIVE_BYTES = 16 << 10
@@ -86,7 +87,7 @@ class HttpServer:
         self._refusal = refusal
         self._challenge = challenge
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[Any]] = set()
+        self._connections = HttpConnections()
 
     @property
     def address(self) -> str:
@@ -106,7 +107,7 @@ class HttpServer:
 
     def close_connections(self) -> None:
         """Close every connection: a reader that comes again is checked again."""
-        for task in list(self._connections):
+        for task in self._connections.tasks:
             task.cancel()
 
     async def stop(self) -> None:
@@ -115,7 +116,7 @@ class HttpServer:
             return
         self._server.close()
         self.close_connections()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*self._connections.tasks, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
 
@@ -124,22 +125,24 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= MAX_CONNECTIONS:
-            writer.close()
-            return
-        self._connections.add(task)
+        address = writer.get_extra_info("peername")  # None when the peer has gone already
+        self._connections.add(task, address[0] if address else "")
         try:
-            await self._talk(h11.Connection(h11.SERVER), reader, writer)
+            await self._talk(h11.Connection(h11.SERVER), reader, writer, task)
         except (TimeoutError, ConnectionError, h11.LocalProtocolError):
             pass  # gone, or too slow: their loss
         except asyncio.CancelledError:
-            pass  # by `stop`; asyncio of 3.11 would complain about a connection that ended so
+            pass  # closed from here; asyncio of 3.11 would complain about a connection that ended so
         finally:
-            self._connections.discard(task)
+            self._connections.remove(task)
             writer.close()
 
     async def _talk(
-        self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        http: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: asyncio.Task[Any],
     ) -> None:
         """Answer requests until one side has had enough."""
         while True:
@@ -155,12 +158,13 @@ class HttpServer:
             if request is None:
                 return
             is_head = request.method == b"HEAD"
-            await _send(http, writer, self._answer(request), is_head)
+            await _send(http, writer, self._answer(request, task), is_head)
             if http.our_state is h11.MUST_CLOSE or http.their_state is not h11.DONE:
                 return
             http.start_next_cycle()
+            self._connections.wait_again(task)
 
-    def _answer(self, request: h11.Request) -> HttpResponse:
+    def _answer(self, request: h11.Request, task: asyncio.Task[Any]) -> HttpResponse:
         if request.method not in (b"GET", b"HEAD"):
             return _error(405, "only GET: this listener is for looking")
         headers = dict(request.headers)
@@ -176,6 +180,10 @@ class HttpServer:
         if reason := self._refusal(parts.path, headers.get(b"authorization", b"").decode("latin-1")):
             answer = _error(401, reason)
             return replace(answer, headers=(("WWW-Authenticate", self._challenge),))
+        if parts.path not in OPEN_PATHS and not self._connections.begin_answer(task):
+            return replace(
+                _error(503, "too many answers are being read; ask again"), headers=(("Retry-After", "1"),)
+            )
         try:
             return path({key: values[-1] for key, values in parse_qs(parts.query).items()})
         except BadRequest as problem:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,12 +11,18 @@ import pytest
 
 from kvtier.appliance.config import Observe, Settings, SettingsError
 from kvtier.appliance.errors import StartError
-from kvtier.appliance.observability.http_server import MAX_CONNECTIONS, is_own_name
+from kvtier.appliance.observability.http_connections import (
+    MAX_ANSWERS_PER_PEER,
+    MAX_CONNECTIONS,
+    MAX_CONNECTIONS_PER_PEER,
+)
+from kvtier.appliance.observability.http_server import is_own_name
 from kvtier.clients import Client
 
 from ...generated import ROOT
 from .conftest import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Shown, Start, names, use
 
+REST = b"Host: localhost\r\n\r\n"
 DOCUMENT = (ROOT / "docs" / "web-api.md").read_text()
 
 
@@ -202,16 +209,48 @@ def test_what_is_no_request_does_no_harm(start: Start, garbage: bytes) -> None:
     assert shown.request("GET", "/readyz")[0] == 200
 
 
-def test_connections_are_bounded(start: Start) -> None:
+def test_the_oldest_incomplete_request_goes_first(start: Start) -> None:
     shown = start()
-    address = _address(shown)
-    idle = [socket.create_connection(address, timeout=60) for _ in range(MAX_CONNECTIONS)]
-    try:
-        with socket.create_connection(address, timeout=60) as one_more:
-            assert one_more.recv(1) == b""
-    finally:
-        for connection in idle:
-            connection.close()
+    with ExitStack() as stack:
+        waiting = [_half_a_request(shown, stack) for _ in range(MAX_CONNECTIONS_PER_PEER)]
+        newest = _half_a_request(shown, stack)
+        assert waiting[0].recv(1) == b""
+        for connection in (waiting[1], newest):
+            connection.sendall(REST)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+def test_half_requests_of_many_peers_do_not_stop_a_probe(start: Start) -> None:
+    shown = start()
+    with ExitStack() as stack:
+        for i in range(2 * MAX_CONNECTIONS):
+            _half_a_request(shown, stack, f"127.0.0.{2 + i % 8}")
+        for _ in range(MAX_CONNECTIONS_PER_PEER):
+            assert shown.request("GET", "/healthz")[0] == 200
+
+
+def test_a_peer_takes_the_places_of_its_own_connections(start: Start) -> None:
+    shown = start()
+    with ExitStack() as stack:
+        other = _half_a_request(shown, stack)
+        for _ in range(2 * MAX_CONNECTIONS):
+            _half_a_request(shown, stack, "127.0.0.2")
+        other.sendall(REST)
+        assert other.recv(12) == b"HTTP/1.1 200"
+
+
+def test_answers_that_last_leave_a_reserve_for_probes(start: Start) -> None:
+    shown = start()
+    with ExitStack() as stack:
+        for _ in range(MAX_ANSWERS_PER_PEER):
+            stream = _half_a_request(shown, stack, path="/api/stream")
+            stream.sendall(REST)
+            assert stream.recv(12) == b"HTTP/1.1 200"
+        assert shown.request("GET", "/metrics")[0] == 503
+        for _ in range(MAX_CONNECTIONS):
+            _half_a_request(shown, stack)
+        assert shown.request("GET", "/healthz")[0] == 200
+        assert len(stream.recv(1)) == 1
 
 
 def test_an_address_that_is_taken_stops_the_start_only_when_it_was_asked_for(start: Start) -> None:
@@ -262,3 +301,12 @@ def _address(shown: Shown) -> tuple[str, int]:
     server = shown.daemon.observability.http
     assert server is not None
     return server.host, server.port
+
+
+def _half_a_request(
+    shown: Shown, stack: ExitStack, peer: str = "127.0.0.1", path: str = "/healthz"
+) -> socket.socket:
+    """Return a connection from the address `peer` that misses REST."""
+    connection = socket.create_connection(_address(shown), timeout=60, source_address=(peer, 0))
+    stack.enter_context(connection).sendall(f"GET {path} HTTP/1.1\r\n".encode())
+    return connection
