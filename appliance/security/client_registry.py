@@ -9,10 +9,11 @@ A remote client belongs to the identity that opened it (`owner`); ids of remote 
 same, because without proof of identity (access.insecure) the id is the only credential.
 """
 
+import asyncio
 import itertools
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...tiers.block import Tier
 from ...tiers.codecs.streaming import StreamEncoder
@@ -45,6 +46,7 @@ class ConnectedClient:
     uid: int = -1
     owner: str = ""  # remote ones: name of the principal that opened it
     encoder: StreamEncoder | None = None  # remote ones that read codecs: what is known of their connection
+    receiving: set[asyncio.Timeout] = field(default_factory=set)  # of streamed puts in progress
 
 
 class ClientRegistry:
@@ -150,6 +152,9 @@ class ClientRegistry:
             return
         self._by_request.pop((client.owner, client.request_id), None)
         self._appliance.client_gone(client_id, reason)
+        for silence in client.receiving:
+            if not silence.expired():
+                silence.reschedule(0.0)  # at once
         if client.staging is not None:
             client.staging.close()
             client.staging = None

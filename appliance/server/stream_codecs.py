@@ -103,13 +103,17 @@ class GetEncoder:
 class PutDecoder:
     """Puts the fragments of one streamed put where they belong, encoded ones decoded.
 
-    Raises CallerError for what does not add up; then nothing of the put is stored.
+    `fill` is told how many bytes of `whole` are needed, before they are written. Raises CallerError for what
+    does not add up, and what `fill` raises; then nothing of the put is stored.
     """
 
-    def __init__(self, identity: NamespaceIdentity, num_blocks: int, whole: Buffer) -> None:
+    def __init__(
+        self, identity: NamespaceIdentity, num_blocks: int, whole: Buffer, fill: Callable[[int], None]
+    ) -> None:
         geometry = identity.geometry
         self._shapes = [shape_of(geometry, group) for group in range(geometry.num_groups)]
         self._whole = whole
+        self._fill = fill
         self._num_fragments = num_blocks * geometry.num_groups
         self._fragment = 0  # the next one
         self._start = 0  # of it, in `whole`
@@ -152,6 +156,7 @@ class PutDecoder:
                 raise error("BAD_REQUEST", "more payload than the blocks named have")
             length = self._announced.length if self._announced is not None else self._shape.raw_bytes
             part = chunk[: length - self._received]
+            self._fill(self._start + self._received + len(part))
             if self._announced is not None:
                 self._stored += part
             else:
@@ -165,6 +170,7 @@ class PutDecoder:
     async def _end_fragment(self) -> None:
         shape = self._shape
         if self._announced is not None:
+            self._fill(self._start + shape.raw_bytes)
             into = self._whole[self._start : self._start + shape.raw_bytes]
             announced, stored = self._announced, memoryview(self._stored)
             decode = partial(decode_fragment, announced.codec, shape, stored, into, announced.checksum)

@@ -9,8 +9,12 @@ pays they are fewer (stream_codecs.py).
 import asyncio
 import itertools
 import mmap
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from ...tiers.base import Buffer, Cause, CopyError
 from ...tiers.block import HASH_BYTES
@@ -26,45 +30,103 @@ from .cache_service import CacheService
 from .stream_codecs import EncodedFragment, GetEncoder, PutDecoder
 
 CHUNK_BYTES = 1 << 20  # of an answer; gRPC's own limit for a message is 4 MiB
-#: Payload of all puts over gRPC in progress, which is held in memory meanwhile; also the largest single put.
+#: Payload of all puts over gRPC in progress, which is held in memory meanwhile; also the largest single put,
+#: of a tenant a half of it.
 MAX_STREAM_PUT_BYTES = 256 << 20
+#: Puts over gRPC in progress; the rest of MAX_CONCURRENT_RPCS (grpc_server.py) is for the other calls.
+MAX_STREAM_PUTS = 192
+#: Silence after which a put ends: the slowest link on which it does not sends a megabyte in that time.
+IDLE_S = 30.0
+_STEP_BYTES = 2 << 20  # in which the space of a put grows: the kernel gives huge pages
 _ADDRESS_BITS = 40  # of an offset inside one buffer
+
+
+class Shares:
+    """What each tenant holds of a bounded number of bytes or calls: at most as much as it leaves free.
+
+    One tenant alone gets a half, two get a third each, and for the next one there is always something left.
+    The common tenant of a daemon without tenants, "", may take everything.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.taken = 0
+        self._taken_by: Counter[str] = Counter()
+
+    def largest(self, tenant: str) -> int:
+        """Return the most that a tenant can hold while no other holds anything."""
+        return self.capacity // 2 if tenant else self.capacity
+
+    def take(self, tenant: str, number: int) -> bool:
+        """Take `number` for a tenant; returns whether its share and what is free allow it."""
+        free = self.capacity - self.taken - number
+        if free < (self._taken_by[tenant] + number if tenant else 0):
+            return False
+        self.taken += number
+        self._taken_by[tenant] += number
+        return True
+
+    def give(self, tenant: str, number: int) -> None:
+        """Give `number` of a tenant back."""
+        self.taken -= number
+        self._taken_by[tenant] -= number
+        if not self._taken_by[tenant]:
+            del self._taken_by[tenant]
+
+
+@dataclass(slots=True)
+class _PutBuffer:
+    memory: Buffer
+    tenant: str
+    taken_bytes: int = 0  # of the tenant's share
 
 
 class PutBuffers:
     """Buffers of streamed puts; for the mover one staging extent of all remote clients.
 
-    Bounded by `capacity_bytes` for all puts together. Every buffer has its own range of offsets, never
-    used again, so that a late copy cannot read another put's bytes.
+    Bounded by `capacity_bytes` for all puts together. A buffer takes space of its tenant's share as it is
+    filled, not for what a header announced. Every buffer has its own range of offsets, never used again, so
+    that a late copy cannot read another put's bytes.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.taken_bytes = 0
-        self._buffers: dict[int, Buffer] = {}
+        self._shares = Shares(capacity_bytes)
+        self.calls = Shares(MAX_STREAM_PUTS)  # puts in progress, those without a buffer included
+        self._buffers: dict[int, _PutBuffer] = {}
         self._numbers = itertools.count(1)
 
-    def take(self, num_bytes: int) -> int:
-        """Return the first offset of a new buffer.
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of all buffers that are filled."""
+        return self._shares.taken
 
-        Raises CallerError when it could never fit, BusyError when it does not fit now.
-        """
-        if num_bytes > self.capacity_bytes:
-            raise error("TOO_LARGE", f"a put of {num_bytes} bytes, limit {self.capacity_bytes}; split it")
-        if self.taken_bytes + num_bytes > self.capacity_bytes:
-            raise error("TOO_MANY_IN_FLIGHT", "other streamed puts fill the buffers", retry_after_s=0.1)
+    def open(self, tenant: str, num_bytes: int) -> int:
+        """Return the first offset of a new buffer. Raises CallerError when it could never be filled."""
+        limit = self._shares.largest(tenant)
+        if num_bytes > limit:
+            raise error("TOO_LARGE", f"a put of {num_bytes} bytes, limit {limit}; split it")
         number = next(self._numbers)
         rounded = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
         memory = mmap.mmap(-1, rounded, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # of a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)  # shared pages of 4 KiB took half of what a put took
-        self._buffers[number] = memoryview(memory)[:num_bytes]
-        self.taken_bytes += num_bytes
+        self._buffers[number] = _PutBuffer(memoryview(memory)[:num_bytes], tenant)
         return number << _ADDRESS_BITS
+
+    def fill(self, offset: int, num_bytes: int) -> None:
+        """Take space for the first `num_bytes` of a buffer. Raises BusyError when there is none now."""
+        buffer = self._buffers[offset >> _ADDRESS_BITS]
+        if num_bytes <= buffer.taken_bytes:
+            return
+        wanted = min(-(-num_bytes // _STEP_BYTES) * _STEP_BYTES, len(buffer.memory))
+        if not self._shares.take(buffer.tenant, wanted - buffer.taken_bytes):
+            raise error("TOO_MANY_IN_FLIGHT", "other streamed puts fill the buffers", retry_after_s=0.1)
+        buffer.taken_bytes = wanted
 
     def give(self, offset: int) -> None:
         """Give a buffer back; a copy that still reads it keeps its memory alive."""
-        self.taken_bytes -= len(self._buffers.pop(offset >> _ADDRESS_BITS))
+        buffer = self._buffers.pop(offset >> _ADDRESS_BITS)
+        self._shares.give(buffer.tenant, buffer.taken_bytes)
 
     def view(self, offset: int, length: int, /) -> Buffer:
         """Return the bytes of a span, for a copy. Raises CopyError when the buffer was given back."""
@@ -75,9 +137,20 @@ class PutBuffers:
         if buffer is None:
             raise CopyError(Cause.SOURCE_GONE, "the put has ended")
         start = offset & ((1 << _ADDRESS_BITS) - 1)
-        if start + length > len(buffer):
-            raise CopyError(Cause.SHORT_TRANSFER, f"{length} bytes at {start} of {len(buffer)}")
-        return buffer[start : start + length]
+        if start + length > len(buffer.memory):
+            raise CopyError(Cause.SHORT_TRANSFER, f"{length} bytes at {start} of {len(buffer.memory)}")
+        return buffer.memory[start : start + length]
+
+
+class _ReceivedPut(NamedTuple):
+    """A put with all its payload: where it lies, and what makes its reservation from a call number."""
+
+    client: ConnectedClient
+    request_id: str
+    offset: int
+    num_blocks: int
+    block_bytes: int
+    reservation: Callable[[int], events.ReserveRequested]
 
 
 class ByteStreams:
@@ -90,7 +163,30 @@ class ByteStreams:
     # ------------------------------------------------------------------------------------- put
 
     async def put(self, caller: Caller, requests: AsyncIterator[pb.PutRequest]) -> pb.PutResponse:
-        """Gather the payload of the blocks named in the header, then store them."""
+        """Gather the payload of the blocks named in the header, then store them.
+
+        Raises BusyError where the tenant has too many puts in progress or no space is left, UnknownError
+        after IDLE_S seconds without a message, or when the client of the put is closed.
+        """
+        tenant = caller.tenancy.name
+        if not self._buffers.calls.take(tenant, 1):
+            raise error("TOO_MANY_IN_FLIGHT", "too many streamed puts in progress", retry_after_s=0.1)
+        try:
+            async with asyncio.timeout(IDLE_S) as silence:
+                put = await self._receive(caller, requests, silence)
+            return await self._store(put)
+        except TimeoutError:
+            raise error(
+                "UNKNOWN_RESERVATION",
+                f"a put ends with its client and after {IDLE_S:g} s without a message; put it again",
+            ) from None
+        finally:
+            self._buffers.calls.give(tenant, 1)
+
+    async def _receive(
+        self, caller: Caller, requests: AsyncIterator[pb.PutRequest], silence: asyncio.Timeout
+    ) -> "_ReceivedPut":
+        """Gather the payload in a buffer, which is then the caller's to give back."""
         first = await anext(requests, None)
         if first is None or first.WhichOneof("part") != "header":
             raise error("BAD_REQUEST", "the first message of a put is its header")
@@ -100,25 +196,45 @@ class ByteStreams:
         build = service.reservation(caller, client, header)
         num_blocks = len(header.prefix_hashes) // HASH_BYTES
         identity = service.identity_of(caller, header.namespace_id)
-        block_bytes = identity.geometry.block_bytes
-        offset = self._buffers.take(num_blocks * block_bytes)
+        num_bytes = num_blocks * identity.geometry.block_bytes
+        offset = self._buffers.open(caller.tenancy.name, num_bytes)
+        client.receiving.add(silence)
         try:
-            decoder = PutDecoder(identity, num_blocks, self._buffers.view(offset, num_blocks * block_bytes))
+            decoder = PutDecoder(
+                identity,
+                num_blocks,
+                self._buffers.view(offset, num_bytes),
+                partial(self._buffers.fill, offset),
+            )
+            now = asyncio.get_running_loop().time
+            silence.reschedule(now() + IDLE_S)
             async for request in requests:
+                silence.reschedule(now() + IDLE_S)
+                service.clients.heard_of(client)
                 await decoder.take(request)
             decoder.finish()
             self._count("received", decoder.raw_bytes, decoder.encoded_bytes)
         except BaseException:
             self._buffers.give(offset)
             raise
-        spans = [(offset + block * block_bytes, block_bytes) for block in range(num_blocks)]
+        finally:
+            client.receiving.discard(silence)
+        return _ReceivedPut(
+            client, header.request_id, offset, num_blocks, identity.geometry.block_bytes, build
+        )
+
+    async def _store(self, put: "_ReceivedPut") -> pb.PutResponse:
+        """Commit what was received; the buffer is given back once nothing is copied out of it any more."""
+        service, offset, block_bytes = self._service, put.offset, put.block_bytes
+        spans = [(offset + block * block_bytes, block_bytes) for block in range(put.num_blocks)]
         answer = service.appliance.ask(
-            lambda call: events.CommitRequested(call, client.id, header.request_id, 0, spans, build(call))
+            lambda call: events.CommitRequested(
+                call, put.client.id, put.request_id, 0, spans, put.reservation(call)
+            )
         )
         if isinstance(answer, asyncio.Future):
-            # The caller may go away; the buffer stays until nothing is copied out of it any more.
             answer.add_done_callback(lambda _: self._buffers.give(offset))
-            result = await asyncio.shield(answer)
+            result = await asyncio.shield(answer)  # the caller may go away meanwhile
         else:
             self._buffers.give(offset)
             result = answer
