@@ -70,25 +70,15 @@ class BrokenPolicy(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """Which policies to run, by name. Tiers not in `eviction_of` and `admission_of` use the others."""
+    """Which policies to run, by name; every tier has its own instance."""
 
     eviction: str = "lru"
     admission: str = "all"
     prefetch: str = ""  # empty: none
-    eviction_of: Mapping[Tier, str] = field(default_factory=dict)
-    admission_of: Mapping[Tier, str] = field(default_factory=dict)
     #: Options by policy name, handed to it as they are.
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Modules that `module:Class` names may come from, submodules included.
     allowed_modules: tuple[str, ...] = ()
-
-    def eviction_for(self, tier: Tier) -> str:
-        """Return the name of a tier's eviction policy."""
-        return self.eviction_of.get(tier, self.eviction)
-
-    def admission_for(self, tier: Tier) -> str:
-        """Return the name of a tier's admission policy."""
-        return self.admission_of.get(tier, self.admission)
 
 
 @dataclass(slots=True)
@@ -154,14 +144,11 @@ def build(
         return factory(surroundings) if name in known else _own(factory, name, surroundings, known, report)
 
     chosen: dict[Tier, EvictionPolicy] = {
-        tier: make(EVICTION, choice.eviction_for(tier), tier)
-        for tier in capacity_bytes
-        if tier in ladder.memory_tiers
+        tier: make(EVICTION, choice.eviction, tier) for tier in capacity_bytes if tier in ladder.memory_tiers
     }
     evictions = {tier: RetainedEviction(policy, facts) for tier, policy in chosen.items()}
     admissions = {
-        tier: _with_priorities(make(ADMISSION, choice.admission_for(tier), tier), facts)
-        for tier in capacity_bytes
+        tier: _with_priorities(make(ADMISSION, choice.admission, tier), facts) for tier in capacity_bytes
     }
     prefetcher = make(PREFETCH, choice.prefetch, ladder.put_tier) if choice.prefetch else None
     learners = [learner for learner in shared.values() if isinstance(learner, Observer)]

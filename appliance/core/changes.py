@@ -106,13 +106,13 @@ class Changes:
         going_on: dict[int, Observer] = {}  # by the id of the new object that stands for the same
         new_tiers = []
         for tier, policy in new.evictions.items():
-            if _is_same(before, choice, before.eviction_for(tier), choice.eviction_for(tier)):
+            if _is_same(before, choice, before.eviction, choice.eviction):
                 earlier = new.evictions[tier] = old.evictions[tier]
                 going_on |= {id(policy): earlier, id(_inner(policy)): _inner(earlier)}
             else:
                 new_tiers.append(tier)
         for tier in new.admissions:
-            if _is_same(before, choice, before.admission_for(tier), choice.admission_for(tier)):
+            if _is_same(before, choice, before.admission, choice.admission):
                 new.admissions[tier] = old.admissions[tier]
         if old.prefetcher is not None and _is_same(before, choice, before.prefetch, choice.prefetch):
             going_on[id(new.prefetcher)] = new.prefetcher = old.prefetcher

@@ -155,14 +155,12 @@ class DaemonView:
         return len(self.service.clients)
 
     def policy_names(self) -> dict[str, Any]:
-        """Return which policies run, by tier where that differs."""
+        """Return which policies run on each tier."""
         choice = self._choice()
         tiers = [tier for tier in self.planner.rooms if tier < self.planner.core.ladder.log_tier]
         return {
-            "eviction": {tier.label: choice.eviction_of.get(tier, choice.eviction) for tier in tiers},
-            "admission": {
-                tier.label: choice.admission_of.get(tier, choice.admission) for tier in self.planner.rooms
-            },
+            "eviction": {tier.label: choice.eviction for tier in tiers},
+            "admission": {tier.label: choice.admission for tier in self.planner.rooms},
             "prefetch": choice.prefetch or None,
         }
 

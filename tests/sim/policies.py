@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from kvtier.policies.base import AdmissionPolicy, EvictionPolicy, Newcomer, Surroundings, Victim
+from kvtier.tiers.block import Tier
 
 
 class SenselessEviction(EvictionPolicy):
@@ -43,3 +44,14 @@ class SenselessAdmission(AdmissionPolicy):
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
         name = newcomer.prefix_hashes[0] if newcomer.row < 0 else self._facts.prefix_hash[newcomer.row]
         return crc32(name + repr(newcomer.now).encode()) % 3 > 0
+
+
+class SenselessAdmissionToNvme(SenselessAdmission):
+    """Declines newcomers of nvme only."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        super().__init__(surroundings)
+        self._is_nvme = surroundings.tier is Tier.NVME
+
+    def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
+        return not self._is_nvme or super().admits(newcomer, victim)

@@ -51,7 +51,7 @@ class Writes:
     def before_copies(self, daemon: "Daemon", instructions: Sequence[Instruction]) -> None:
         """Look at the copies that are about to begin."""
         options, now = daemon.planner.core.options, self._world.now
-        admission = daemon.planner.core.choice.admission_for(NVME)
+        admission = daemon.planner.core.choice.admission
         self._may_decline |= admission != "all" or bool(options.quotas)
         if options.daily_write_bytes is not None:
             drained = (now - self._as_of) * options.daily_write_bytes / DAY_S

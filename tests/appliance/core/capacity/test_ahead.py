@@ -254,7 +254,7 @@ def test_what_an_administrator_evicted_from_the_cold_store_does_not_come_back_by
 
 def test_what_admission_declines_is_not_written() -> None:
     policies = PolicyChoice(
-        admission_of={Tier.NVME: "tests.sim.policies:SenselessAdmission"}, allowed_modules=("tests.sim",)
+        admission="tests.sim.policies:SenselessAdmissionToNvme", allowed_modules=("tests.sim",)
     )
     rig = rig_of(policies=policies, dram_blocks=40, num_segments=16)
     for number in range(40):

@@ -5,6 +5,7 @@ import pytest
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.events import RetentionHint
 from kvtier.appliance.core.results import PutOutcome
+from kvtier.policies.admission import AdmitAll
 from kvtier.policies.base import DEFAULT_PRIORITY, AdmissionPolicy, Newcomer, Surroundings, Victim
 from kvtier.policies.registry import ADMISSION, EVICTION, PolicyChoice
 from kvtier.tiers.block import Tier
@@ -114,10 +115,16 @@ class Porter(Doorkeeper):
         return True
 
 
+def doors_of_nvme(surroundings: Surroundings) -> AdmissionPolicy:
+    """Return the policy of a tier: only nvme admits nothing."""
+    return (Doorkeeper if surroundings.tier is Tier.NVME else AdmitAll)(surroundings)
+
+
 @pytest.fixture
 def doors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ADMISSION, "nobody", Doorkeeper)
     monkeypatch.setitem(ADMISSION, "everybody", Porter)
+    monkeypatch.setitem(ADMISSION, "nobody on nvme", doors_of_nvme)
 
 
 @pytest.mark.usefixtures("doors")
@@ -156,7 +163,7 @@ def test_what_stands_before_a_priority_comes_in_with_it() -> None:
 
 @pytest.mark.usefixtures("doors")
 def test_a_cold_store_that_admits_nobody_takes_what_has_a_priority() -> None:
-    policies = PolicyChoice(admission_of={Tier.NVME: "nobody"})
+    policies = PolicyChoice(admission="nobody on nvme")
     rig = Rig(dram_blocks=2, nvme_blocks=4, policies=policies)
     plain, high = hashes("plain", 1), hashes("high", 1)
     rig.put(plain)
