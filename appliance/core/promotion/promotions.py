@@ -29,9 +29,9 @@ from .loads import Loads
 
 MIN_USES: Final = 2
 #: Blocks counted, and of those the ones of one request: shared beginnings are shorter.
-MAX_COUNTED: Final = 1 << 16
-MAX_CHAIN: Final = 1024
-MAX_BYTES: Final = 64 << 20  # under way at a time, per edge
+MAX_COUNTED = 1 << 16
+MAX_CHAIN = 1024
+MAX_BYTES = 64 << 20  # under way at a time, per edge
 #: Blocks considered per event; and waiting, beyond which the oldest are dropped.
 MAX_STEPS: Final = 256
 MAX_WAITING: Final = 4096
