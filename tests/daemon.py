@@ -43,7 +43,8 @@ class Daemon:
         # The built-in capacity is a share of the machine: none of a test's business.
         command += ["--policy", str(policy)] if policy else ["--set", "tiers.dram.capacity=1GiB"]
         self._command = [*command, *arguments]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # the supervisor
+        self._child = 0
 
     def start(self) -> None:
         """Start and wait until the local channel accepts connections."""
@@ -55,12 +56,13 @@ class Daemon:
             assert self._process.poll() is None, f"the daemon ended at once:\n{self.log.read_text()}"
             assert time.monotonic() < deadline_at, f"not up after {START_S} s:\n{self.log.read_text()}"
             pause.wait(0.02)
+        self._child = self.pid
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process that serves, a child of the supervisor; 0 when there is none just now."""
         assert self._process is not None
-        return self._process.pid
+        return child_of(self._process.pid)
 
     def wait_for_log(self, words: str) -> None:
         """Wait until it has said something."""
@@ -80,11 +82,20 @@ class Daemon:
         """Wait until it has ended by itself; return its exit status."""
         assert self._process is not None
         try:
-            return self._process.wait(STOP_S)
+            status = self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
             raise
+        self._wait_for_child()
+        return status
+
+    def _wait_for_child(self) -> None:
+        """Wait until the process that served is dead, too: it is killed after its supervisor."""
+        pause, deadline_at = threading.Event(), time.monotonic() + STOP_S
+        while is_alive(self._child):
+            assert time.monotonic() < deadline_at, "the daemon outlives its supervisor"
+            pause.wait(0.005)
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -96,7 +107,7 @@ class Daemon:
         assert self._process is not None
         names = []
         try:
-            for descriptor in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
                 with contextlib.suppress(FileNotFoundError):
                     names.append(os.readlink(descriptor))
         except PermissionError:
@@ -108,6 +119,25 @@ class Daemon:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+            self._wait_for_child()
+
+
+def child_of(supervisor: int) -> int:
+    """Return the process that a supervisor runs just now; 0 if there is none."""
+    try:
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    except FileNotFoundError:
+        return 0
+    return int(children[0]) if children else 0
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process or a thread of it runs. One that is dead and not waited for does not."""
+    try:
+        is_dead = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return not is_dead or len(list(Path(f"/proc/{process}/task").iterdir())) > 1
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _listens(path: str) -> bool:

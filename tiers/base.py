@@ -13,7 +13,7 @@ Life of a place:
 `reserve` and `release` are the room's, `write`, `publish`, `read`, `retract` the engine's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -129,6 +129,17 @@ class MemoryRoom(Room, Protocol):
 
     def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
         """Free many places: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
+        ...
+
+    def adopt(self, number: int, domain: int, sizes: Mapping[int, int], is_closed: bool = False) -> None:
+        """Bind extent `number`, which was held, to `domain`, its slots taken for `sizes`: slot -> bytes.
+
+        If it `is_closed`, slots that are or become free are not used before `open_again`.
+        """
+        ...
+
+    def open_again(self, number: int) -> None:
+        """Use a closed extent like any other."""
         ...
 
 

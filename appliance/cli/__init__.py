@@ -11,6 +11,10 @@ import errno
 import io
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...tiers.memory.keeper import Keeper
 
 # `kvtier --help` explains them (app.py); those of the daemon itself, 70 and 78, are in ..process.
 EXIT_OK = 0
@@ -27,14 +31,17 @@ _EXTRA = {"click": "cli", "rich": "cli", "pydantic": "server", "yaml": "server"}
 _CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
-def main() -> None:
-    """Run the command line and exit with a code that `kvtier --help` lists."""
+def main(keeper: "Keeper | None" = None) -> None:
+    """Run the command line and exit with a code that `kvtier --help` lists.
+
+    `keeper` is what a supervisor gives the process that it started for `serve`.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII only shows ? for the rest
     try:
         try:
-            _run()
+            _run(keeper)
         finally:
             sys.stdout.flush()  # what fails here can still be reported
     except OSError as error:
@@ -46,7 +53,7 @@ def main() -> None:
         sys.exit(EXIT_FAILED)
 
 
-def _run() -> None:
+def _run(keeper: "Keeper | None") -> None:
     """Run completion or a command, which end in SystemExit. Names the extra to install when it is missing."""
     try:
         if COMPLETE in os.environ:
@@ -55,7 +62,7 @@ def _run() -> None:
             program().main(prog_name="kvtier")
         from .app import cli
 
-        cli.main(prog_name="kvtier")
+        cli.main(prog_name="kvtier", obj=keeper)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRA:

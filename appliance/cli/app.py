@@ -16,6 +16,7 @@ COMMANDS = (
     "policy",
     "record",
     "replay",
+    "restart",
     "serve",
     "status",
     "story",

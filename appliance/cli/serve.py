@@ -1,11 +1,16 @@
 """`kvtier serve`: run the daemon in the foreground, as service managers and containers want it."""
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from ...tiers.memory.keeper import Keeper
 from .settings_options import load_traced, settings_options
+
+SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"  # run by its path: it imports nothing of ours
 
 
 @click.command()
@@ -17,7 +22,10 @@ from .settings_options import load_traced, settings_options
     help="Address to serve, unix:///path or host:port. May be repeated; replaces those of the policy.",
 )
 @click.option("--check", is_flag=True, help="Check the settings, print them with all defaults, and end.")
-def serve(policy: Path | None, overrides: Sequence[str], listen: Sequence[str], check: bool) -> None:
+@click.pass_obj
+def serve(
+    keeper: Keeper | None, policy: Path | None, overrides: Sequence[str], listen: Sequence[str], check: bool
+) -> None:
     """Run the daemon until SIGTERM or SIGINT, which drain it; a second one ends it at once.
 
     The policy file is read again when it changes, and at SIGHUP; see `kvtier policy --help`.
@@ -36,6 +44,9 @@ def serve(policy: Path | None, overrides: Sequence[str], listen: Sequence[str], 
     if check:
         click.echo(loaded.settings.to_yaml(), nl=False)
         return
+    if keeper is None:
+        # -P: its folder is no place to look for modules.
+        os.execv(sys.executable, [sys.executable, "-P", str(SUPERVISOR), *sys.argv[1:]])
     from ..host.process import run  # late: `--help` and `--check` need no server code
 
-    raise SystemExit(run(loaded))
+    raise SystemExit(run(loaded, keeper))

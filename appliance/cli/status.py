@@ -13,7 +13,7 @@ from ...v1 import admin_pb2
 from ..config.units import about_bytes, count, format_duration
 from .output import console, name_of_tier, plain, print_json
 from .quantities import Duration
-from .target import TIMEOUT_S, NotUpYet, admin, json_option, resolve, target_option
+from .target import TIMEOUT_S, Failed, NotUpYet, admin, json_option, resolve, target_option
 
 ASK_AGAIN_S = 0.1  # between two tries of --wait
 BAR_CELLS = 40
@@ -55,7 +55,7 @@ def status(wait_s: float, target: str | None, as_json: bool) -> None:
       kvtier serve & kvtier status --wait 30s
       kvtier status --json | jq '.tiers[] | {tier, used_bytes}'
     """
-    address, answer = _ask(target, wait_s)
+    address, answer = ask(target, wait_s)
     if as_json:
         values = plain(answer)
         for row, tier in zip(values["tiers"], answer.tiers, strict=True):
@@ -78,18 +78,30 @@ def status(wait_s: float, target: str | None, as_json: bool) -> None:
         screen.print(_counters(answer))
 
 
-def _ask(target: str | None, wait_s: float) -> tuple[str, admin_pb2.GetStatusResponse]:
-    """Return the address and the status of a daemon; asks for at most `wait_s` seconds. Raises Failed."""
+def ask(target: str | None, wait_s: float, but_epoch: int = 0) -> tuple[str, admin_pb2.GetStatusResponse]:
+    """Return the address and the status of a daemon, of another one than that with `but_epoch`.
+
+    Asks for at most `wait_s` seconds. Raises Failed.
+    """
     deadline_at = time.monotonic() + wait_s
+    problem: Failed
     while True:
         address = resolve(target)  # anew: without --target the socket's place is known when it is there
         try:
             with admin(address) as stub:
-                return address, stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
-        except NotUpYet:
-            left_s = deadline_at - time.monotonic()
-            if left_s <= 0:
+                answer = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+            if answer.epoch != but_epoch:
+                return address, answer
+            problem = NotUpYet("the daemon that was to end still answers; see its log")
+        except NotUpYet as not_up:
+            problem = not_up
+        except Failed as failed:  # a daemon that ends cancels calls
+            if not but_epoch:
                 raise
+            problem = failed
+        left_s = deadline_at - time.monotonic()
+        if left_s <= 0:
+            raise problem
         threading.Event().wait(min(ASK_AGAIN_S, left_s))
 
 

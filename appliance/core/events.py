@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from ...policies.costs import PrefillModel
 from ...policies.registry import PolicyChoice
 from ...tiers.base import CopyOutcome
-from ...tiers.block import NamespaceIdentity, Tier, Urgency
+from ...tiers.block import FragmentLabel, NamespaceIdentity, Tier, Urgency
 from .encodings import Compression
 from .options import PlannerOptions
 
@@ -58,6 +58,23 @@ class NamespaceRegistered:
     call: int
     identity: NamespaceIdentity
     prefill: PrefillModel | None = None  # None: not stated
+
+
+@dataclass(slots=True)
+class ExtentFound:
+    """An earlier daemon left these fragments, (slot, label), in an extent that the room holds. Verified."""
+
+    tier: Tier
+    extent: int
+    fragments: Sequence[tuple[int, FragmentLabel]]
+    viewed: frozenset[int] = frozenset()  # isolation domains, by number, of which clients still view memory
+
+
+@dataclass(slots=True)
+class ViewsEnded:
+    """No client views memory of these isolation domains any more that an earlier daemon let it read."""
+
+    domains: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -314,6 +331,8 @@ Event: TypeAlias = (
     ClientOpened
     | ClientGone
     | NamespaceRegistered
+    | ExtentFound
+    | ViewsEnded
     | AcquireRequested
     | AcquireAbandoned
     | ReleaseRequested

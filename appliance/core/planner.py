@@ -20,7 +20,7 @@ from ...policies.base import Future
 from ...policies.learned import pack, unpack
 from ...policies.registry import PolicyChoice
 from ...tiers.base import Room
-from ...tiers.block import Tier, Urgency
+from ...tiers.block import NamespaceIdentity, Tier, Urgency
 from ...tiers.ladder import STANDARD, Ladder
 from . import events as ev
 from .capacity.ahead import Ahead
@@ -45,6 +45,7 @@ from .promotion.prefetch import Prefetches
 from .promotion.promotions import Promotions
 from .requests.erasing import Erasing
 from .requests.evicting import Evicting
+from .requests.found_memory import FoundMemory
 from .requests.leases import LeaseTable
 from .requests.pins import Pins
 from .requests.placement_requests import PlacementRequests
@@ -120,6 +121,7 @@ class Planner:
         self.requests = RequestRegistry(core, self.leases, self.quotas)
         self._answer_requests()
         self.resizing = Resizing(core, residency, self.copies, self.pressure)
+        self.found_memory = FoundMemory(core, residency)
         self.erasing = Erasing(core, self.requests, residency, self.copies)
         self.evicting = Evicting(core, self.requests, residency, self.pressure, self.reclaim)
         self.inspection = Inspection(
@@ -146,6 +148,8 @@ class Planner:
             ev.ClientOpened: self.requests.open_client,
             ev.ClientGone: self._client_gone,
             ev.NamespaceRegistered: self.requests.register,
+            ev.ExtentFound: self.found_memory.take,
+            ev.ViewsEnded: self.found_memory.views_ended,
             ev.AcquireRequested: self.reads.acquire,
             ev.AcquireAbandoned: self.reads.abandon,
             ev.ReleaseRequested: self.reads.release,
@@ -227,6 +231,7 @@ class Planner:
         """Continue what takes many steps: a change of size, an erasure, an eviction by hand."""
         if self.resizing.is_active:
             self.resizing.run()
+        self.found_memory.run()
         self.erasing.run()
         self.evicting.run()
 
@@ -266,7 +271,14 @@ class Planner:
     @property
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
-        parts = (self.reclaim, self.pressure, self.resizing, self.erasing, self.evicting)
+        parts = (
+            self.reclaim,
+            self.pressure,
+            self.resizing,
+            self.found_memory,
+            self.erasing,
+            self.evicting,
+        )
         return any(part.is_busy for part in parts) or self.waiting.wants_turn
 
     def next_deadline(self) -> float | None:
@@ -295,6 +307,11 @@ class Planner:
         adopt(recovered, namespaces, self.core)
         self.pressure.cold_quota.enforce()
         return self.catalog.num_blocks
+
+    def name_namespaces(self, identities: Sequence[NamespaceIdentity]) -> None:
+        """Give namespaces the numbers 1, 2, ... that slots in memory know them by. Before anything else."""
+        for identity in identities:
+            self.requests.add_namespace(identity)
 
     def learned(self) -> bytes:
         """Return what the policies learned, to be kept over a restart; empty when none of them learns."""

@@ -26,7 +26,9 @@ from ...tiers.gpu.device.contract import Device
 from ...tiers.gpu.device.links import LinkSpeed
 from ...tiers.ladder import Ladder
 from ...tiers.memory.engine import MAX_NUMBERS, ExtentEngine
+from ...tiers.memory.former_views import FormerViews
 from ...tiers.memory.index import Indexes
+from ...tiers.memory.keeper import Keeper
 from ...tiers.memory.memfd import SharedMemoryError
 from ...tiers.memory.slots import SlotPool
 from ...v1.shm import MIN_SLOT_BYTES
@@ -37,6 +39,7 @@ from ..errors import StartError
 from ..gpu.hbm_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
 from ..gpu.peer_devices import open_peers
 from ..persisted.learned_file import read_learned, read_whole
+from ..persisted.namespace_book import NamespaceBook
 from ..persisted.writes_file import MAX_BYTES, STEM
 from ..transfer.forward import ForwardCopier
 from ..transfer.lanes import Edge, Route
@@ -71,6 +74,9 @@ class Assembly:
     link_speeds: dict[Edge, LinkSpeed] = field(default_factory=dict)  # known once memory is in place
     from_nvme: Switch = "off"  # whether what is in the cold store may go straight into hbm
     straight_codecs: frozenset[int] = frozenset()  # and of which codecs it does, known at the same time
+    keeper: Keeper | None = None  # what holds memory over the death of this process
+    book: NamespaceBook | None = None  # what its slots name
+    former_views: FormerViews | None = None  # which of it clients view
 
     @property
     def dram(self) -> ExtentEngine:
@@ -112,14 +118,22 @@ class Assembly:
         for pool in self.pools:
             pool.shutdown()
         self.indexes.close()
+        if self.book is not None and self.former_views is not None:
+            self.book.close()
+            self.former_views.close()
 
 
 def assemble(
-    settings: Settings, epoch: int, device: Device | None = None, peers: Sequence[Device] = ()
+    settings: Settings,
+    epoch: int,
+    device: Device | None = None,
+    peers: Sequence[Device] = (),
+    keeper: Keeper | None = None,
 ) -> Assembly:
     """Build the tiers that `settings` ask for. Blocks. Raises StartError, naming the setting to change.
 
-    hbm is in the memory of `device`, when one is given, with `peers` beside it.
+    hbm is in the memory of `device`, when one is given, with `peers` beside it. With a `keeper`, memory tiers
+    are in memory that it holds, and begin with what it inherited.
     """
     tiers = settings.tiers
     ladder = tiers.ladder if device is None else tiers.ladder.with_device()
@@ -127,9 +141,15 @@ def assemble(
     num_places = sum(size.num_units * size.unit_bytes // MIN_SLOT_BYTES for size in sizes)
     num_threads = min(MAX_MEMORY_THREADS, os.cpu_count() or 1)
     threads = make_pool(num_threads)
-    assembly = Assembly(ladder, {}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
+    indexes = Indexes(num_places, epoch, keeper=keeper)
+    assembly = Assembly(ladder, {}, {}, {}, {}, threads, indexes, pools=[threads])
     try:
+        if keeper is not None:
+            assembly.keeper, assembly.book = keeper, NamespaceBook(keeper)
+            assembly.former_views = FormerViews(keeper)
         _open_memory(assembly, settings, device, peers)
+        if keeper is not None:
+            keeper.drop_rest()  # of tiers, sizes and layouts that are no more
         assembly.profiles = read_profiles(settings.compression)
         if tiers.nvme is not None:
             _open_store(assembly, tiers.nvme, settings.encryption)
@@ -160,7 +180,9 @@ def _open_memory(
             first_extent=tier * MAX_NUMBERS,
             huge_pages=dram.hugepages != "off",
             numa_nodes=memory.numa_nodes if memory is not None else (),
+            keeper=assembly.keeper,
         )
+        room.hold(engine.inherited)
         assembly.rooms[tier], assembly.engines[tier] = room, engine
         if memory is not None and dram.hugepages == "on" and not engine.reports()[0].huge_pages:
             nodes = f" for {tier.label} on NUMA nodes {engine.numa_nodes}" if engine.numa_nodes else ""

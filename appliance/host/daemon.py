@@ -18,11 +18,12 @@ from pathlib import Path
 
 from ...tiers.block import Tier
 from ...tiers.gpu.device.contract import Device
+from ...tiers.memory.keeper import Keeper
 from ...v1.addresses import socket_path
 from ..config import Loaded, Settings, bandwidth_shares_of
 from ..core.events import ColdEdgeOpened, DrainStarted
 from ..core.results import CountResult
-from ..errors import StartError
+from ..errors import StartError, error
 from ..event_log import MAX_BLOCK_EVENTS, EventLog
 from ..gpu.page_service import DirectDevice, DirectPath
 from ..observability.daemon_view import DRAINING, READY, DaemonView
@@ -41,6 +42,7 @@ from ..server.intent_service import IntentService
 from ..server.listeners import Listeners
 from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, ByteStreams, PutBuffers
+from .adoption import adopt_inherited
 from .assembly import Assembly, assemble
 from .detached import detached
 from .policy_watch import watch
@@ -76,6 +78,8 @@ class Daemon:
         if assembly.hot is not None:
             soon, lose = asyncio.get_running_loop().call_soon_threadsafe, self.appliance.lose_tier
             assembly.hot.engine.on_lost = lambda reason: soon(lose, Tier.HBM, reason)
+        if assembly.book is not None:
+            self.planner.name_namespaces(assembly.book.identities)
         self._recall(assembly.learned)
         self.learned = LearnedFile(cold_path(settings), self._what_was_learned)
         budget = self.planner.write_budget
@@ -84,6 +88,9 @@ class Daemon:
         if assembly.recovered is not None:
             self.planner.adopt(assembly.recovered, self.appliance.clock())
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
+        if assembly.book is not None:
+            for namespace in self.planner.catalog.namespaces.values():
+                assembly.book.note(namespace.id, namespace.identity)
         self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
         self.reload.parts.append(self._adopt)
         self.reload.profiles = assembly.profiles
@@ -95,6 +102,7 @@ class Daemon:
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []
+        self._adopting: asyncio.Task[None] | None = None
         self._selecting_codecs: asyncio.Task[None] | None = None
 
     def _wire_services(self, settings: Settings, epoch: int) -> None:
@@ -113,6 +121,8 @@ class Daemon:
             self.assembly.staging_routes(self.put_buffers),
         )
         self.service.profiles = self.assembly.profiles
+        if self.assembly.book is not None:
+            self.service.on_namespace = self.assembly.book.note
         self.service.compression = settings.compression
         self.local: LocalServer | None = None
         if path is not None:
@@ -149,6 +159,7 @@ class Daemon:
         admin = AdminService(
             self.service,
             self.drain,
+            self.restart,
             self.counters,
             self.observability,
             self.reload,
@@ -163,12 +174,17 @@ class Daemon:
 
     @classmethod
     async def start(
-        cls, source: Settings | Loaded, device: Device | None = None, peers: Sequence[Device] = ()
+        cls,
+        source: Settings | Loaded,
+        device: Device | None = None,
+        peers: Sequence[Device] = (),
+        keeper: Keeper | None = None,
     ) -> "Daemon":
         """Assemble, recover, listen.
 
         Raises StartError, naming what to change. Settings that say where they are from are read again when
-        that changes. With a `device`, hbm is in its memory, and runtimes on `peers` are served, too.
+        that changes. With a `device`, hbm is in its memory, and runtimes on `peers` are served, too. With a
+        `keeper`, memory tiers outlive the process.
         """
         loaded = Loaded(source) if isinstance(source, Settings) else source
         settings = loaded.settings
@@ -176,7 +192,7 @@ class Daemon:
         for warning in await detached(lambda: require(settings)):
             if warning.setting:  # of the host the doctor tells more
                 log.warning("%s", str(warning))
-        assembly = await asyncio.to_thread(assemble, settings, epoch, device, peers)
+        assembly = await asyncio.to_thread(assemble, settings, epoch, device, peers, keeper)
         daemon = cls(loaded, assembly, epoch)
         try:
             for address in settings.listen:
@@ -190,6 +206,7 @@ class Daemon:
         except StartError:
             await daemon.stop()
             raise
+        daemon._adopting = asyncio.create_task(adopt_inherited(daemon.appliance, assembly))
         daemon._prefaulting = asyncio.create_task(daemon._prefault())
         if daemon.codec_selection is not None:
             daemon._selecting_codecs = asyncio.create_task(daemon.codec_selection.run())
@@ -253,10 +270,28 @@ class Daemon:
             self.leaving.set()
         return self._drained
 
+    async def restart(self, grace_s: float) -> None:
+        """Make room for another daemon, which takes over what memory holds. Raises ApplianceError."""
+        keeper = self.assembly.keeper
+        if keeper is None:
+            raise error(
+                "BAD_REQUEST", "this daemon has no supervisor; end it, and start it with `kvtier serve`"
+            )
+        log.info("making room for another daemon: nothing new is taken, memory stays")
+        self.service.draining = keeper.is_handing_over = True
+        await self.grpc.stop_serving()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.appliance.settled()
+        self.leaving.set()
+
     async def stop(self) -> None:
         """Close every connection, then every tier. Idempotent."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._adopting is not None:
+            self._adopting.cancel()
+            await asyncio.gather(self._adopting, return_exceptions=True)
         if self._selecting_codecs is not None:
             self._selecting_codecs.cancel()
             await asyncio.gather(self._selecting_codecs, return_exceptions=True)

@@ -15,6 +15,7 @@ import sys
 
 from ... import __version__
 from ...tiers.block import Geometry
+from ...tiers.memory.keeper import Keeper
 from ..config import HostShare, Loaded, Settings, Tiers
 from ..config.units import about_bytes
 from ..errors import StartError
@@ -26,7 +27,7 @@ from .daemon import Daemon
 log = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 10.0  # for a signal; Drain names its own
-EXIT_FAILED, EXIT_CANNOT_START = 70, 78  # sysexits: EX_SOFTWARE, EX_CONFIG
+EXIT_FAILED, EXIT_RESTART, EXIT_CANNOT_START = 70, 75, 78  # sysexits: EX_SOFTWARE, EX_TEMPFAIL, EX_CONFIG
 #: Of KV: how quick codecs are for them is known soon after the start, before a block is stored.
 USUAL_DTYPES = frozenset({"bfloat16", "float16"})
 #: What the ready line counts in: a model that many know, in bfloat16. A token's K and V in all its layers.
@@ -42,22 +43,22 @@ _KEPT_BYTES = 16 << 20  # freed memory of each arena that the kernel does not ge
 _MAPPED_BYTES = 5 << 20  # what is longer gets pages of its own: more than a message of gRPC
 
 
-def run(source: Settings | Loaded) -> int:
-    """Run the daemon as this process; return its exit code."""
+def run(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
+    """Run the daemon as this process; return its exit code. With a `keeper`, memory outlives it."""
     configure((source.settings if isinstance(source, Loaded) else source).observe.log)
     # Another process of the same user could otherwise write our memory through /proc.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _keep_freed_memory()
     _raise_descriptor_limit()
-    return asyncio.run(serve(source))
+    return asyncio.run(serve(source, keeper))
 
 
-async def serve(source: Settings | Loaded) -> int:
+async def serve(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
     """Run a daemon until a signal or a drain ends it; return the process's exit code.
 
     Prints one line when it is ready.
     """
-    signals = Signals(asyncio.ensure_future(Daemon.start(source)))
+    signals = Signals(asyncio.ensure_future(Daemon.start(source, keeper=keeper)))
     try:
         daemon = await signals.starting
     except StartError as problem:
@@ -71,6 +72,8 @@ async def serve(source: Settings | Loaded) -> int:
     if daemon.codec_selection is not None:
         daemon.codec_selection.expect(USUAL_DTYPES)
     addresses = ", ".join(daemon.grpc.addresses)
+    if keeper is not None:
+        keeper.ready()
     print(f"kvtier {__version__} ready at {addresses}; {holding(daemon.settings.tiers)}", flush=True)
     daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
     tune_garbage_collector()
@@ -82,7 +85,9 @@ async def serve(source: Settings | Loaded) -> int:
     await daemon.stop()
     signals.close()
     log.info("ended")
-    return EXIT_FAILED if failed else 0
+    if failed:
+        return EXIT_FAILED
+    return EXIT_RESTART if keeper is not None and keeper.is_handing_over else 0
 
 
 def holding(tiers: Tiers) -> str:
@@ -114,6 +119,7 @@ class Signals:
         for number in _ENDING:
             self._loop.add_signal_handler(number, self._end)
         self._loop.add_signal_handler(signal.SIGHUP, self._read_policy_again)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_ENDING, signal.SIGHUP})  # the supervisor blocked them
 
     def apply(self, daemon: Daemon) -> None:
         """Apply the signals that came during the start."""

@@ -30,14 +30,15 @@ class DrainResult(NamedTuple):
 class AdminService:
     """Handlers of AdminService.
 
-    `drain` is the daemon's: (grace_s, exit) -> DrainResult. `codec_speeds` are those of decoding, in bytes a
-    second, by dtype and codec.
+    `drain` and `restart` are the daemon's: (grace_s, exit) -> DrainResult, and (grace_s). `codec_speeds` are
+    those of decoding, in bytes a second, by dtype and codec.
     """
 
     def __init__(
         self,
         service: CacheService,
         drain: Callable[[float, bool], Awaitable[DrainResult]],
+        restart: Callable[[float], Awaitable[None]],
         counters: Callable[[], Counter[str]],
         observability: ObservabilityPort,
         reload: ReloadPort,
@@ -45,6 +46,7 @@ class AdminService:
     ) -> None:
         self._service = service
         self._drain = drain
+        self._restart = restart
         self._counters = counters
         self._observability = observability
         self._reload = reload
@@ -224,7 +226,13 @@ class AdminService:
         )
 
     async def drain(self, caller: Caller, request: pb.DrainRequest) -> pb.DrainResponse:
-        """Accept nothing new, flush and seal; with `exit` the process ends."""
+        """Accept nothing new, flush and seal; with `exit` the process ends.
+
+        With `restart` it ends for another one, and flushes nothing. Raises ApplianceError.
+        """
+        if request.restart:
+            await self._restart(request.grace_ms / 1000)
+            return pb.DrainResponse()
         drained = await self._drain(request.grace_ms / 1000, request.exit)
         return pb.DrainResponse(
             num_leases_ended=drained.num_leases_ended, num_blocks_flushed=drained.num_blocks_flushed

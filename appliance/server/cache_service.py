@@ -82,6 +82,8 @@ class CacheService:
         self._remote_routes = remote_routes  # from the buffers of streamed puts
         self.call_latencies = CallLatencies()
         self.profiles: Profiles = {}  # that a namespace may name
+        #: Called with the number and the identity of each namespace that is registered.
+        self.on_namespace: Callable[[int, NamespaceIdentity], None] = lambda number, identity: None
         self.compression = CompressionSettings()  # of streams
         self.draining = False
         self.namespaces: dict[int, NamespaceIdentity] = {}  # registered in this life
@@ -132,6 +134,7 @@ class CacheService:
 
         def registered(result: NamespaceResult) -> pb.RegisterNamespaceResponse:
             self.namespaces[result.namespace_id] = identity
+            self.on_namespace(result.namespace_id, identity)
             return pb.RegisterNamespaceResponse(
                 namespace_id=result.namespace_id,
                 digest=result.digest,

@@ -30,6 +30,7 @@ from ..errors import CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer
 from ..memory.extents import ExtentTable, map_memory
 from ..memory.one_sided import OneSidedReader
 from ..memory.staging import StagingArea
+from ..memory.view_lock import ViewLock
 from ..operations.answers import announced, server_info
 from ..operations.effects import Answer, Attachment
 from .tracing import traceparent
@@ -213,10 +214,17 @@ def attachment_of(answer: Answer) -> Attachment:
         if isinstance(index, int):
             os.close(index)
         raise
+    try:
+        view_lock = ViewLock(index) if isinstance(index, int) else None
+    except OSError as problem:
+        assert isinstance(index, int)
+        os.close(index)
+        words = f"cannot open the shared index through /proc: {problem.strerror}; mount /proc"
+        raise Unavailable(words, reason=CONNECTION_LOST) from None
     memory = map_memory(index)
     try:
         reader = OneSidedReader(memory, extents, message.epoch) if ONE_SIDED_READS_ARE_SAFE else None
     except ValueError as problem:
         raise Unavailable(str(problem), reason="VERSION_MISMATCH") from None
     info, tiers = server_info(message, "local"), announced(message)
-    return Attachment(info, message.client_id, True, extents, area, reader, tiers=tiers)
+    return Attachment(info, message.client_id, True, extents, area, reader, view_lock, tiers=tiers)

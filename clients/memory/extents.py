@@ -27,10 +27,10 @@ I64: TypeAlias = npt.NDArray[np.int64]
 
 HEADER_BYTES = SLOT_HEADER.itemsize
 # Columns of a header seen as words. They follow SLOT_HEADER; tests/clients/memory compares them.
-GENERATION, IDENTITY, OFFSET, LENGTH, RAW_LENGTH, CODEC, HASH = range(7)
+GENERATION, IDENTITY, OFFSET, LENGTH, RAW_LENGTH, CHECK, HASH = range(7)
 CHECKED_WORDS = HASH + 4  # up to the end of the prefix hash: compared before and after a copy
 CHECKED_BYTES = CHECKED_WORDS * 8
-_ONE, _HALF, _LOW_WORD = np.uint64(1), np.uint64(32), np.uint64(0xFFFF_FFFF)
+_ONE, _HALF = np.uint64(1), np.uint64(32)
 
 
 class Extent:
@@ -100,7 +100,7 @@ class ExtentTable:
                     os.close(one)
 
     def check(self, wanted: Wanted) -> tuple[npt.NDArray[np.bool_], U64, I64]:
-        """Compare slot headers with what is wanted: generation even, identity, length, no codec.
+        """Compare slot headers with what is wanted: generation even, identity, length.
 
         Return which fragments are right, their checked header words, and the addresses of their bytes.
         Places of extents that are not mapped are wrong.
@@ -109,7 +109,6 @@ class ExtentTable:
         right = (headers[:, GENERATION] & _ONE) == 0
         right &= headers[:, IDENTITY] == (np.uint64(wanted.namespace_id) | wanted.groups << _HALF)
         right &= (headers[:, LENGTH] == wanted.lengths) & (headers[:, RAW_LENGTH] == wanted.lengths)
-        right &= (headers[:, CODEC] & _LOW_WORD) == 0
         right &= (headers[:, HASH:CHECKED_WORDS] == wanted.names).all(axis=1)
         if wanted.generations is not None:
             right &= headers[:, GENERATION] == wanted.generations

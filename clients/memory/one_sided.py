@@ -133,14 +133,13 @@ class OneSidedReader:
             before = bytes(extent.header_bytes[start : start + CHECKED_BYTES])
             if len(before) < CHECKED_BYTES:
                 return False
-            generation, identity, offset, stored_bytes, raw_bytes, codec, name = _CHECKED.unpack(before)
+            generation, identity, offset, stored_bytes, raw_bytes, _, name = _CHECKED.unpack(before)
             if (
                 generation & 1
                 or name != prefix_hash
                 or identity != namespace_id | group << 32
                 or stored_bytes != length
                 or raw_bytes != length
-                or codec & 0xFFFF_FFFF
                 or offset + length > extent.data_bytes
             ):
                 continue  # recycled, or another fragment with the same tag

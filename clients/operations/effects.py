@@ -24,6 +24,7 @@ from ...v1.shm import HASH_BYTES
 from ..memory.extents import ExtentTable, Memory
 from ..memory.one_sided import OneSidedReader
 from ..memory.staging import StagingArea
+from ..memory.view_lock import ViewLock
 from ..options import Limits
 from ..values.types import ServerInfo
 from .stream_codecs import StreamCodecs
@@ -121,6 +122,7 @@ class Attachment:
     extents: ExtentTable
     staging: StagingArea | None = None
     reader: OneSidedReader | None = None  # None: no shared index, or this machine's memory order is too weak
+    view_lock: ViewLock | None = None  # held while a lease has views into extents
     namespace_ids: dict[bytes, int] = field(default_factory=dict)  # by serialized identity
     touches: Touches = field(default_factory=Touches)
     #: (ticket, staging offset) of commits of puts that were cancelled: the daemon may still read there.

@@ -54,6 +54,9 @@ class LeaseState:
         self._wanted: list[Wanted] = []  # what must still be in the slots; empty over gRPC
         self._fragments: dict[tuple[int, int], Readable] = {}
         self._fresh: list[Fragment] = []  # readable, not iterated yet
+        self._view_lock = attachment.view_lock if attachment.local and views else None
+        if self._view_lock is not None:
+            self._view_lock.take()
 
     # ------------------------------------------------------------------------------- operations
 
@@ -120,6 +123,8 @@ class LeaseState:
         self.released = True
         problem, self.warning = end_all(self._fragments)
         self._fresh.clear()
+        if self._view_lock is not None:
+            self._view_lock.give_back()
         if (yield from self._is_attached()):
             with suppress(KvtierError):
                 if not self.finished:

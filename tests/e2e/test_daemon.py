@@ -310,7 +310,7 @@ def test_a_daemon_whose_planner_failed_ends_with_its_own_code(
         made: list[daemon_module.Daemon] = []
         start = daemon_module.Daemon.start
 
-        async def remember(settings: Settings) -> daemon_module.Daemon:
+        async def remember(settings: Settings, **others: None) -> daemon_module.Daemon:
             made.append(await start(settings))
             return made[0]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ..daemon import child_of
+
 LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 LOOPBACK = "0100007F"  # 127.0.0.1, as the kernel writes it on little-endian machines
 ACCEPTS = 0x10000  # __SO_ACCEPTCON in /proc/net/unix
@@ -28,7 +30,7 @@ def daemon(tmp_path: Path) -> Iterator[int]:
         try:
             assert process.stdout is not None
             assert " ready at unix://" in process.stdout.readline()
-            yield process.pid
+            yield child_of(process.pid)
         finally:
             process.terminate()
             process.wait()

@@ -8,7 +8,6 @@ fragment. The room is the planner's; what the engine reads from it (the slot of 
 extent) does not change while a place is taken, so no lock is shared with the event loop.
 """
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -20,12 +19,16 @@ from ..base import Buffer, Cause, CopyError, CopyItem, EngineStatistics
 from ..block import FragmentLabel, Tier
 from ..payload import copy, copy_and_checksum, copy_and_checksum_many
 from .extent import ExtentReport, SlotExtent
+from .found import verified_labels
 from .headers import LabelColumns
 from .index import Indexes, IndexWriter
+from .keeper import Keeper
 from .memfd import SharedMemoryError
 from .places import by_extent, slots_of
 from .slots import SlotPool
 
+#: Of slots, headers and what they mean. Memory of another layout is never read.
+LAYOUT = 1
 #: Numbers of extents a tier may use up in one life of the daemon, growing and shrinking.
 MAX_NUMBERS = 1 << 20
 
@@ -47,6 +50,7 @@ class ExtentEngine:
         first_extent: int = 0,
         huge_pages: bool = True,
         numa_nodes: Sequence[int] = (),
+        keeper: Keeper | None = None,
     ) -> None:
         self.tier = tier
         self.first_extent = first_extent
@@ -54,11 +58,11 @@ class ExtentEngine:
         self._indexes = indexes
         self._huge_pages = huge_pages
         self.numa_nodes = tuple(numa_nodes)
+        self._keeper = keeper
         self._extents: dict[int, SlotExtent] = {}  # by number; those made so far and not given back
         self._given_back: set[int] = set()
         self._index_of_extent: dict[int, IndexWriter] = {}
         self._published: dict[int, int] = {}  # place -> tag
-        self._generations = itertools.count(2, 2)  # never repeats: a recycled slot cannot look as before
         self._lock = threading.Lock()  # extents being made, statistics
         #: Called with an extent's number before it is unmapped, to unregister it from devices.
         self.before_unmap: Callable[[int], None] = lambda number: None
@@ -66,6 +70,12 @@ class ExtentEngine:
         self._stop = threading.Event()
         backend = "sealed memfd" if tier is not Tier.HBM else "host memory (sealed memfd)"
         self._statistics = EngineStatistics(backend)
+        names = {self._name(number): number for number in room.extents()}
+        #: Numbers of extents that another daemon filled, those filled last first; `found` says with what.
+        self.inherited = sorted(
+            (number for name, number in names.items() if keeper is not None and name in keeper.inherited),
+            key=lambda number: -self._make(number).headers.last_generation,
+        )
         self._make(0)
 
     @property
@@ -212,7 +222,7 @@ class ExtentEngine:
         assert len(label.checksum) == CHECKSUM_BYTES, "published before its bytes were hashed"
         number, slot = extent_of(place), slot_of(place)
         headers = self._extent(number).headers
-        headers.fill(slot, label, self._room.offset_of(place), next(self._generations))
+        headers.fill(slot, label, self._room.offset_of(place))
         tag = tag_of(label.prefix_hash, label.namespace_id, label.group)
         self._published[place] = tag
         index = self._index_of_extent.get(number) or self._index_of(number)
@@ -221,7 +231,7 @@ class ExtentEngine:
 
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
         """Publish many fragments: `publish` for each, with everything looked up once per extent."""
-        published, generations = self._published, self._generations
+        published = self._published
         number = -1
         for place, label in zip(places, labels, strict=True):
             assert place not in published, "published twice"
@@ -233,17 +243,19 @@ class ExtentEngine:
                 slot_bytes = self._room.slot_bytes_of(place)
                 first_place = place_of(self.first_extent + number, 0)
             slot = slot_of(place)
-            fill(slot, label, slot * slot_bytes, next(generations))
+            fill(slot, label, slot * slot_bytes)
             published[place] = tag = tag_of(label.prefix_hash, label.namespace_id, label.group)
             if index is not None:
                 index.insert(tag, first_place + slot)
 
     def retract(self, place: int) -> None:
-        """Make the generation of `place` odd and take it out of the index. No effect when unpublished."""
+        """Make the generation of `place` odd and take it out of the index. No effect when it is."""
+        number, slot = extent_of(place), slot_of(place)
         tag = self._published.pop(place, None)
         if tag is None:
+            if number in self.inherited:  # readable since before this process
+                self._extents[number].headers.empty_if_filled(slot)
             return
-        number, slot = extent_of(place), slot_of(place)
         extent, index = self._extents[number], self._index_of_extent.get(number)
         extent.headers.empty(slot)
         if index is not None:
@@ -255,6 +267,23 @@ class ExtentEngine:
         extent = self._extent(extent_of(place))
         generation = extent.headers.generation(slot_of(place))
         return self.first_extent + extent_of(place), self._room.offset_of(place), generation
+
+    # -------------------------------------------------------------- what another daemon left (any thread)
+
+    def found(self, number: int, digest_of: Callable[[int], bytes | None]) -> list[tuple[int, FragmentLabel]]:
+        """Return (slot, label) of what is whole in an inherited extent; everything else in it is made empty.
+
+        `digest_of` returns the digest of a namespace by its number. Reads everything: call it in a thread.
+        """
+        extent = self._extent(number)
+        found = verified_labels(extent, digest_of)
+        extent.headers.empty_all(but=[slot for slot, _ in found])
+        return found
+
+    def forget(self, number: int) -> None:
+        """Give the memory of an extent back that nothing was found in: it may be of any isolation domain."""
+        with self._prefaulting, self._lock:
+            self._extents.pop(number).forget()
 
     # --------------------------------------------------------------------------------- what clients map
 
@@ -298,7 +327,7 @@ class ExtentEngine:
             extent = self._extents.pop(number, None)
         if extent is not None:
             self.before_unmap(number)
-            extent.close()
+            extent.forget()
 
     def reports(self) -> list[ExtentReport]:
         """Return the memory that each extent made so far got from the host."""
@@ -315,11 +344,13 @@ class ExtentEngine:
     def check_integrity(self) -> list[str]:
         """Audit: a slot's generation is even iff it is published, and published slots are taken."""
         problems = []
-        seen: set[int] = set()
         for number, extent in sorted(self._extents.items()):
+            seen: set[int] = set()
             headers = extent.headers.table()
             even = {place_of(number, int(slot)) for slot in np.flatnonzero(headers["generation"] % 2 == 0)}
             published = {place for place in self._published if extent_of(place) == number}
+            if number in self.inherited:  # the planner has not come to some of them
+                even = {place for place in even if place in published or not self._room.is_taken(place)}
             for place in even ^ published:
                 problems.append(f"slot {place:#x}: readable={place in even}, published={place in published}")
             for place in even & published:
@@ -335,10 +366,14 @@ class ExtentEngine:
         return problems
 
     def close(self) -> None:
-        """Retract everything, unmap, close. Idempotent. Close the indexes after it, not before."""
+        """Retract everything, unmap, close. Idempotent. Close the indexes after it, not before.
+
+        What another daemon is to take over stays readable.
+        """
         self._stop.set()
         with self._prefaulting:
-            for place in list(self._published):
+            is_kept = self._keeper is not None and self._keeper.is_handing_over
+            for place in [] if is_kept else list(self._published):
                 self.retract(place)
             for number, extent in self._extents.items():
                 self.before_unmap(number)
@@ -359,15 +394,20 @@ class ExtentEngine:
         except SharedMemoryError as error:
             raise CopyError(Cause.NO_SPACE, str(error)) from error
 
+    def _name(self, number: int) -> str:
+        """Return the name of an extent's memory: what a daemon must agree with to read what is in it."""
+        return f"kvtier-{LAYOUT}-{self._room.extent_bytes}-{self.tier.label}-{number}"
+
     def _make(self, number: int) -> SlotExtent:
         with self._lock:
             extent = self._extents.get(number)
             if extent is None:
                 extent = SlotExtent(
-                    f"kvtier-{self.tier.label}-{self.first_extent + number}",
+                    self._name(number),
                     self._room.extent_bytes,
                     huge_pages=self._huge_pages,
                     numa_nodes=self.numa_nodes,
+                    keeper=self._keeper,
                 )
                 self._extents[number] = extent
             return extent

@@ -1,6 +1,6 @@
 """One memfd of slots and their headers, written by the daemon and read by others.
 
-Created in two steps, because a gigabyte of fresh pages takes seconds and an event loop has none:
+Made in two steps, because a gigabyte of fresh pages takes seconds and an event loop has none:
 the constructor reserves addresses (microseconds) and seals; `prefault` makes the pages, from any thread,
 while the extent may already be in use. The layout is that of v1/shm.py.
 """
@@ -16,6 +16,7 @@ from ...v1.shm import HUGE_PAGE_BYTES, MIN_SLOT_BYTES, SLOT_HEADER, extent_file_
 from ..base import Buffer
 from . import memfd
 from .headers import SlotHeaders
+from .keeper import Keeper
 
 logger = logging.getLogger(__name__)
 
@@ -36,32 +37,51 @@ class SlotExtent:
     """`extent_bytes` of data, then one header per possible slot.
 
     `data` is a writable view of the slots; `descriptor` may be given to any client of the extent's domain.
-    Raises SharedMemoryError when the host cannot give `numa_nodes`.
+    With a `keeper` that inherited memory of this `name`, it is that memory, with what is in it; otherwise the
+    keeper gets it. Raises SharedMemoryError when the host cannot give `numa_nodes`.
     """
 
     def __init__(
-        self, name: str, extent_bytes: int, *, huge_pages: bool = True, numa_nodes: Sequence[int] = ()
+        self,
+        name: str,
+        extent_bytes: int,
+        *,
+        huge_pages: bool = True,
+        numa_nodes: Sequence[int] = (),
+        keeper: Keeper | None = None,
     ) -> None:
+        self.name = name
         self.extent_bytes = extent_bytes
         self.num_slots = extent_bytes // MIN_SLOT_BYTES
         self._numa_nodes = tuple(numa_nodes)
         self._locked = False
         self._prefaulted = False
-        self.descriptor, self._mapping, self._huge = _map(
-            name, extent_file_bytes(extent_bytes), huge_pages, numa_nodes
-        )
+        self._keeper = keeper
+        inherited = keeper.take(name) if keeper is not None else None
+        if inherited is not None:
+            self.descriptor, self._mapping = inherited
+            self._huge = os.fstat(self.descriptor).st_blksize == HUGE_PAGE_BYTES
+        else:
+            self._make(huge_pages)
+        whole = memoryview(self._mapping)
+        end = extent_bytes + self.num_slots * SLOT_HEADER.itemsize
+        self.data: Buffer = whole[:extent_bytes]
+        self.headers = SlotHeaders(whole[extent_bytes:end], is_fresh=inherited is None)
+
+    def _make(self, huge_pages: bool) -> None:
+        """Make the memory: placed, handed to the keeper, then sealed: nothing maps it writable later."""
+        num_bytes = extent_file_bytes(self.extent_bytes)
+        self.descriptor, self._mapping, self._huge = _map(self.name, num_bytes, huge_pages, self._numa_nodes)
         try:
-            if numa_nodes:
-                memfd.bind(self._mapping, numa_nodes)
+            if self._numa_nodes:
+                memfd.bind(self._mapping, self._numa_nodes)
+            if self._keeper is not None:
+                self._keeper.keep(self.name, self.descriptor)
             memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
         except memfd.SharedMemoryError:
             os.close(self.descriptor)
             self._mapping.close()
             raise
-        whole = memoryview(self._mapping)
-        end = extent_bytes + self.num_slots * SLOT_HEADER.itemsize
-        self.data: Buffer = whole[:extent_bytes]
-        self.headers = SlotHeaders(whole[extent_bytes:end])
 
     def prefault(self, stop: threading.Event | None = None) -> None:
         """Make all pages, and lock them where that is allowed. Releases the GIL; idempotent.
@@ -79,6 +99,12 @@ class SlotExtent:
     def report(self) -> ExtentReport:
         """Return what the host gave: huge pages, locked memory, nodes."""
         return ExtentReport(self._huge, self._locked, self._numa_nodes, self._prefaulted)
+
+    def forget(self) -> None:
+        """Close memory that no later daemon shall have."""
+        if self._keeper is not None and self.descriptor >= 0:
+            self._keeper.drop(self.name)
+        self.close()
 
     def close(self) -> None:
         """Unmap and close. Memory with a view left is freed with that view."""

@@ -7,6 +7,7 @@ times as much.
 """
 
 import struct
+import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -21,18 +22,24 @@ from ..block import FragmentLabel
 
 EMPTY_GENERATION = 1  # odd: nothing here. Zero, what fresh memory holds, would be readable.
 
-# A header without its generation: namespace_id, group, offset, length, raw_length, codec, reserved,
-# prefix_hash, checksum, padding.
-_BODY = struct.Struct("<IIQQQII32s16s32x")
+# A header without its generation: namespace_id, group, offset, length, raw_length, check, position,
+# prefix_hash, checksum, parent_hash.
+_BODY = struct.Struct("<IIQQQII32s16s32s")
 _BODY_OFFSET = 8
 _BYTES = SLOT_HEADER.itemsize
 _WORDS = _BYTES // 8
+_CHECKS, _CHECK = _BYTES // 4, 10  # u4 words of a header; which of them is `check`
 assert _BODY_OFFSET + _BODY.size == _BYTES
 
 #: Which of a header's words say what is in the slot: namespace and group, raw length, hash, checksum.
 _IDENTITY = np.array([1, 4, 6, 7, 8, 9, 10, 11])
 assert SLOT_HEADER.fields is not None
-assert [SLOT_HEADER.fields[name][1] for name in ("raw_length", "prefix_hash", "checksum")] == [32, 48, 80]
+assert [SLOT_HEADER.fields[name][1] for name in ("raw_length", "check", "prefix_hash", "checksum")] == [
+    32,
+    40,
+    48,
+    80,
+]
 
 _columns_of = attrgetter("namespace_id", "group", "raw_length", "prefix_hash", "checksum")
 
@@ -69,33 +76,57 @@ class LabelColumns:
 
 
 class SlotHeaders:
-    """A view of the header table `buffer`, all slots made empty."""
+    """A view of the header table `buffer`. If it `is_fresh`, all slots are made empty."""
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, buffer: Buffer, *, is_fresh: bool = True) -> None:
         self._bytes = buffer
         self._words = buffer.cast("Q")
-        np.frombuffer(buffer, SLOT_HEADER)["generation"] = EMPTY_GENERATION
+        self._checks = buffer.cast("I")
+        if is_fresh:
+            np.frombuffer(buffer, SLOT_HEADER)["generation"] = EMPTY_GENERATION
+        #: The largest even generation so far. Counted by extent: an extent is of one isolation domain, and
+        #: what other domains do is none of its readers' business.
+        self.last_generation = int(self.table()["generation"].max()) & ~1
 
-    def fill(self, slot: int, label: FragmentLabel, offset: int, generation: int) -> None:
-        """Write the header of an empty slot and, last, its `generation`, which is even and new."""
+    def empty_all(self, but: Sequence[int]) -> None:
+        """Make all slots empty but for these."""
+        is_filled = self.table()["generation"] % 2 == 0
+        is_filled[but] = False
+        self.table()["generation"][is_filled] += 1
+
+    def fill(self, slot: int, label: FragmentLabel, offset: int) -> None:
+        """Write the header of a slot and, last, its generation, which is even and larger than any before.
+
+        A slot that is filled becomes empty first: it holds what another daemon left.
+        """
+        self.empty_if_filled(slot)
+        start = slot * _BYTES + _BODY_OFFSET
         _BODY.pack_into(
             self._bytes,
-            slot * _BYTES + _BODY_OFFSET,
+            start,
             label.namespace_id,
             label.group,
             offset,
             label.raw_length,
             label.raw_length,
-            0,  # no codec: memory tiers keep what was put
-            0,
+            0,  # `check`, until it is known
+            label.position,
             label.prefix_hash,
             label.checksum,
+            label.parent_hash,
         )
+        self._checks[slot * _CHECKS + _CHECK] = zlib.crc32(self._bytes[start : start + _BODY.size])
+        self.last_generation = generation = self.last_generation + 2
         self._words[slot * _WORDS] = generation
 
     def empty(self, slot: int) -> None:
         """Make the generation of a filled slot odd."""
         self._words[slot * _WORDS] += 1
+
+    def empty_if_filled(self, slot: int) -> None:
+        """Make the generation of a slot odd, if it is even."""
+        if not self._words[slot * _WORDS] & 1:
+            self.empty(slot)
 
     def generation(self, slot: int) -> int:
         """Return the generation of `slot`."""
@@ -103,12 +134,12 @@ class SlotHeaders:
 
     def checksum(self, slot: int) -> bytes:
         """Return the xxh3-128 of what is in a filled slot, as it was taken at put."""
-        return bytes(_BODY.unpack_from(self._bytes, slot * _BYTES + _BODY_OFFSET)[-1])
+        return bytes(_BODY.unpack_from(self._bytes, slot * _BYTES + _BODY_OFFSET)[-2])
 
     def is_of(self, slot: int, label: FragmentLabel) -> bool:
         """Whether the slot is filled and with this fragment: namespace, hash, group, length, checksum."""
         body = _BODY.unpack_from(self._bytes, slot * _BYTES + _BODY_OFFSET)
-        namespace_id, group, _, _, raw_length, _, _, prefix_hash, digest = body
+        namespace_id, group, _, _, raw_length, _, _, prefix_hash, digest, _ = body
         return (
             self._words[slot * _WORDS] % 2 == 0
             and prefix_hash == label.prefix_hash
@@ -129,6 +160,14 @@ class SlotHeaders:
         is_right = not (generations & np.uint64(1)).any() and np.array_equal(rows[:, _IDENTITY], words)
         return generations if is_right else None
 
+    def is_whole(self, slot: int) -> bool:
+        """Whether the header of a slot is as `fill` wrote it, by its check."""
+        start = slot * _BYTES + _BODY_OFFSET
+        body = bytearray(self._bytes[start : start + _BODY.size])
+        at = 4 * _CHECK - _BODY_OFFSET
+        body[at : at + 4] = bytes(4)
+        return zlib.crc32(body) == self._checks[slot * _CHECKS + _CHECK]
+
     def table(self) -> npt.NDArray[np.void]:
         """Return all headers, (num_slots,) of dtype SLOT_HEADER, without copying; for audits."""
         return np.frombuffer(self._bytes, SLOT_HEADER)
@@ -136,4 +175,5 @@ class SlotHeaders:
     def close(self) -> None:
         """Release the views of the memory."""
         self._words.release()
+        self._checks.release()
         self._bytes.release()

@@ -26,6 +26,9 @@ from ...v1.shm import (
     index_file_bytes,
 )
 from . import memfd
+from .keeper import Keeper
+
+INDEX_NAME = "kvtier-index-"  # then domain and epoch
 
 
 def log2_entries_for(num_places: int) -> int:
@@ -39,7 +42,7 @@ class IndexWriter:
     Raises SharedMemoryError when the host has no memory for it.
     """
 
-    def __init__(self, log2_entries: int, epoch: int) -> None:
+    def __init__(self, log2_entries: int, epoch: int, name: str = "", keeper: Keeper | None = None) -> None:
         assert 1 << log2_entries >= MAX_PROBES
         self.num_entries = 0
         self.num_tombstones = 0
@@ -48,6 +51,8 @@ class IndexWriter:
         self.descriptor, self._mapping = memfd.create_mapped(
             "kvtier-index", index_file_bytes(log2_entries), "make the memory tiers smaller"
         )
+        if keeper is not None:
+            keeper.keep(name, self.descriptor)
         memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
         header = np.array((INDEX_MAGIC, INDEX_VERSION, log2_entries, epoch), INDEX_HEADER)
         whole = memoryview(self._mapping)
@@ -133,14 +138,18 @@ class IndexWriter:
 class Indexes:
     """The indexes of one daemon, one per isolation domain, made when first asked for.
 
-    Shared by all memory tiers. `num_places` is how many fragments they hold together. Raises
-    SharedMemoryError beyond `max_domains`.
+    Shared by all memory tiers. A `keeper` gets each one: clients with views lock it, and the next daemon asks
+    whether they still do. `num_places` is how many fragments they hold together. Raises SharedMemoryError
+    beyond `max_domains`.
     """
 
-    def __init__(self, num_places: int, epoch: int, max_domains: int = 256) -> None:
+    def __init__(
+        self, num_places: int, epoch: int, max_domains: int = 256, keeper: Keeper | None = None
+    ) -> None:
         self._log2_entries = log2_entries_for(num_places)
         self._epoch = epoch
         self._max_domains = max_domains
+        self._keeper = keeper
         self._writers: dict[int, IndexWriter] = {}
         self._lock = threading.Lock()
 
@@ -155,7 +164,8 @@ class Indexes:
                         "let clients share domains or restart the daemon"
                     )
                 if domain not in self._writers:
-                    self._writers[domain] = IndexWriter(self._log2_entries, self._epoch)
+                    name = f"{INDEX_NAME}{domain}-{self._epoch}"
+                    self._writers[domain] = IndexWriter(self._log2_entries, self._epoch, name, self._keeper)
                 writer = self._writers[domain]
         return writer
 

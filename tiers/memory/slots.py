@@ -11,7 +11,7 @@ The pool can be resized while it is used. Extents that shall go are *leaving*: n
 the last slot is given back the extent is *gone*, its number never used again (a client may still map it).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...v1.shm import MIN_SLOT_BYTES, extent_of, place_of, slot_bytes_for, slot_of
@@ -62,6 +62,8 @@ class SlotPool:
         self._extents = [_Extent() for _ in range(num_extents)]  # by number, gone ones included
         self.leaving: set[int] = set()
         self._gone: set[int] = set()
+        self._held: set[int] = set()  # out of use until `adopt`: what their memory holds is being looked at
+        self._closed: set[int] = set()  # free slots in them are not used until `open_again`
         self._uncut_unbound = list(range(num_extents - 1, -1, -1))
         self._uncut_of_domain: dict[int, list[int]] = {}
         self._share_of: dict[int, Share] = {}  # by domain; others have no limit
@@ -171,6 +173,8 @@ class SlotPool:
             self.num_extents -= 1
             if extent.slot_bytes:
                 self._open.get((extent.domain, extent.slot_bytes), {}).pop(number, None)
+            elif number in self._closed:
+                pass
             elif extent.domain == _UNBOUND:
                 self._uncut_unbound.remove(number)
             else:
@@ -186,6 +190,42 @@ class SlotPool:
             if (share := self._share_of.get(self._extents[number].domain)) is not None:
                 share.num_extents -= 1
         return gone
+
+    def hold(self, numbers: Sequence[int]) -> None:
+        """Take uncut extents of no domain out of use, until `adopt` says what is in them."""
+        for number in numbers:
+            self._uncut_unbound.remove(number)
+            self._held.add(number)
+
+    def adopt(self, number: int, domain: int, sizes: Mapping[int, int], is_closed: bool = False) -> None:
+        """Bind a held extent to `domain`, with fragments in slots `sizes`: slot -> bytes, all cut to the same
+        size of slots. Without any the extent is uncut and of no domain, as before `hold`. If it `is_closed`,
+        no slot of it is used again before `open_again`."""
+        self._held.remove(number)
+        if not sizes:
+            self._uncut_unbound.append(number)
+            return
+        if is_closed:
+            self._closed.add(number)
+        extent = self._extents[number]
+        extent.domain, extent.slot_bytes = domain, slot_bytes_for(next(iter(sizes.values())))
+        assert all(slot_bytes_for(num_bytes) == extent.slot_bytes for num_bytes in sizes.values())
+        extent.taken = dict(sizes)
+        slots = range(self.extent_bytes // extent.slot_bytes - 1, -1, -1)
+        extent.free = [slot for slot in slots if slot not in extent.taken]
+        if extent.free:
+            self._make_available(number)
+        self._taken_bytes += len(sizes) * extent.slot_bytes
+        self._payload_bytes += sum(sizes.values())
+        if (share := self._share_of.get(domain)) is not None:
+            share.num_extents += 1
+
+    def open_again(self, number: int) -> None:
+        """Use free slots of a closed extent again."""
+        self._closed.remove(number)
+        extent = self._extents[number]
+        if extent.free or not extent.slot_bytes:
+            self._make_available(number)
 
     def share(self, domain: int, share: Share) -> None:
         """Bind no more extents to `domain` than `share` has left. Before the domain has any."""
@@ -252,7 +292,8 @@ class SlotPool:
             is_leaving = number in self.leaving or number in self._gone
             if number in self._gone and extent.taken:
                 problems.append(f"extent {number}: gone with {len(extent.taken)} slots taken")
-            if (extent.slot_bytes == 0 and not is_leaving) != (number in uncut):
+            is_unused = is_leaving or number in self._held or number in self._closed
+            if (extent.slot_bytes == 0 and not is_unused) != (number in uncut):
                 problems.append(
                     f"extent {number}: cut={extent.slot_bytes != 0}, listed uncut={number in uncut}"
                 )
@@ -262,7 +303,7 @@ class SlotPool:
             if slots != list(range(self.extent_bytes // extent.slot_bytes)):
                 problems.append(f"extent {number}: free + taken are not each slot once")
             is_open = number in self._open.get((extent.domain, extent.slot_bytes), {})
-            if is_open != (bool(extent.free) and not is_leaving):
+            if is_open != (bool(extent.free) and not is_unused):
                 problems.append(f"extent {number}: open={is_open}, free slots={len(extent.free)}")
         if self.num_extents != len(self._extents) - len(self.leaving) - len(self._gone):
             problems.append(f"{self.num_extents} extents are not those that neither leave nor are gone")
@@ -314,8 +355,9 @@ class SlotPool:
         self._make_available(number)
 
     def _make_available(self, number: int) -> None:
-        """List an extent that has free slots, or is uncut, where `reserve` looks. Not one that leaves."""
-        if number in self.leaving:
+        """List an extent that has free slots, or is uncut, where `reserve` looks. Not one that leaves or is
+        closed."""
+        if number in self.leaving or number in self._closed:
             return
         extent = self._extents[number]
         if extent.slot_bytes:

@@ -6,6 +6,7 @@ fix. A retry with the same request id finds the job of its first try here (invar
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Protocol
 
 from ....tiers.block import HASH_BYTES, NamespaceIdentity
@@ -170,10 +171,10 @@ class RequestRegistry:
         return namespace
 
     def domain_number(self, name: str) -> int:
-        """Return the number that rooms know an isolation domain by."""
+        """Return the number that rooms know an isolation domain by: the same in every life of the daemon."""
         number = self._domains.get(name)
         if number is None:
-            number = self._domains[name] = len(self._domains)
+            number = self._domains[name] = int.from_bytes(sha256(name.encode()).digest()[:7], "big")
             self.quotas.introduce(name, number)
         return number
 

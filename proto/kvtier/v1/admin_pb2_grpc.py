@@ -143,7 +143,9 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent.
+        """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent. With `restart`
+        it flushes nothing: it exits when what moves has landed, and its supervisor starts another daemon, which
+        takes over what memory holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,10 @@ class AdminServiceStub:
     Blocks that leave nvme are not found again by a restart.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent."""
+    """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent. With `restart`
+    it flushes nothing: it exits when what moves has landed, and its supervisor starts another daemon, which
+    takes over what memory holds.
+    """
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]
     """The policy in force, with the source of every value, and how reloading went. No effect."""
     ApplyPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApplyPolicyRequest, _admin_pb2.ApplyPolicyResponse]
@@ -80,7 +83,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Blocks that leave nvme are not found again by a restart.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent."""
+    """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent. With `restart`
+    it flushes nothing: it exits when what moves has landed, and its supervisor starts another daemon, which
+    takes over what memory holds.
+    """
     GetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]  # type: ignore[assignment]
     """The policy in force, with the source of every value, and how reloading went. No effect."""
     ApplyPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyPolicyRequest, _admin_pb2.ApplyPolicyResponse]  # type: ignore[assignment]
@@ -153,7 +159,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent."""
+        """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent. With `restart`
+        it flushes nothing: it exits when what moves has landed, and its supervisor starts another daemon, which
+        takes over what memory holds.
+        """
 
     @_abc_1.abstractmethod
     def GetPolicy(

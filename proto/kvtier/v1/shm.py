@@ -45,12 +45,12 @@ SLOT_HEADER = np.dtype(
         ("group", "<u4"),  # layer group
         ("offset", "<u8"),  # of the fragment in the extent
         ("length", "<u8"),  # stored bytes
-        ("raw_length", "<u8"),  # bytes after decoding
-        ("codec", "<u4"),
-        ("reserved", "<u4"),
+        ("raw_length", "<u8"),  # the same: memory keeps what was put
+        ("check", "<u4"),  # crc32 of what follows the generation, this field taken as zero
+        ("position", "<u4"),  # of the block in its chain, from 0
         ("prefix_hash", "V32"),
         ("checksum", "V16"),  # xxh3-128 of the raw payload, taken once, at put
-        ("padding", "V32"),
+        ("parent_hash", "V32"),  # of the block before; zero at the start of a chain
     ]
 )
 assert SLOT_HEADER.itemsize == 128

@@ -67,7 +67,7 @@ def test_header_columns_follow_the_wire() -> None:
         (extents.OFFSET, "offset"),
         (extents.LENGTH, "length"),
         (extents.RAW_LENGTH, "raw_length"),
-        (extents.CODEC, "codec"),
+        (extents.CHECK, "check"),
         (extents.HASH, "prefix_hash"),
     ):
         assert fields[field][1] == column * 8
@@ -159,7 +159,7 @@ def test_same_block_stored_anew_during_the_copy_is_a_miss(
     assert copied
 
 
-@pytest.mark.parametrize("field", ["generation", "namespace_id", "group", "length", "raw_length", "codec"])
+@pytest.mark.parametrize("field", ["generation", "namespace_id", "group", "length", "raw_length"])
 def test_every_field_of_the_header_counts(filled: Memory, field: str) -> None:
     """The index still points there, the header differs in one field."""
     payload, places = store_block(filled, 1)

@@ -1,0 +1,122 @@
+"""Taking over what an earlier daemon left in memory, extent by extent, while requests are served.
+
+An extent arrives with the fragments in it that are whole. Its slots are taken at once, so that nothing else
+gets them; its fragments become readable a portion at a time, each by the steps of a put. A fragment that was
+put again meanwhile, or that is none of its namespace, gives its slot back.
+
+Leases ended with the daemon that granted them, views did not: while a client still has one, nothing of its
+isolation domain is written to or evicted.
+"""
+
+from collections import defaultdict, deque
+from typing import cast
+
+from ....tiers.base import MemoryRoom
+from ....tiers.block import FragmentLabel, Tier
+from ....v1.shm import place_of
+from ..catalog.catalog import NO_ROW, NamespaceEntry
+from ..catalog.core_state import CoreState
+from ..catalog.residency import Residency
+from ..catalog.states import State
+from ..events import ExtentFound, ViewsEnded
+from ..instructions import Retract
+
+MAX_STEP_FRAGMENTS = 128  # 2 ms
+
+
+class FoundMemory:
+    """Makes found fragments readable."""
+
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
+        self._residency = residency
+        #: What clients of an earlier daemon may still view, by isolation domain: extents that are closed, and
+        #: fragments that are held.
+        self._viewed: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
+        self._held: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
+        self._waiting: deque[tuple[Tier, int, FragmentLabel]] = deque()
+        #: Blocks found before the one they continue: (namespace, hash of that one) -> rows.
+        self._orphans: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
+
+    def take(self, event: ExtentFound) -> None:
+        """Take the slots of an extent's fragments that are of the first one's isolation domain."""
+        found = [(self._domain_of(label), slot, label) for slot, label in event.fragments]
+        domain = next((domain for domain, _, _ in found if domain is not None), 0)
+        mine = [(slot, label) for of_domain, slot, label in found if of_domain == domain]
+        room = cast(MemoryRoom, self._core.rooms[event.tier])
+        is_viewed = domain in event.viewed
+        room.adopt(event.extent, domain, {slot: label.raw_length for slot, label in mine}, is_viewed)
+        if is_viewed and mine:
+            self._viewed[domain].append((event.tier, event.extent))
+        self._waiting += [(event.tier, place_of(event.extent, slot), label) for slot, label in mine]
+
+    def run(self) -> None:
+        """Make the next portion readable."""
+        for _ in range(min(len(self._waiting), MAX_STEP_FRAGMENTS)):
+            tier, place, label = self._waiting.popleft()
+            if self._adopt(tier, place, label):
+                self._core.story.count("fragments_kept")
+            else:
+                self._core.outbox.emit(Retract(tier, (place,)))
+                self._core.rooms[tier].release(place, label.raw_length)
+                self._core.story.count("fragments_kept_in_vain")
+        if not self._waiting:
+            self._orphans.clear()
+
+    def views_ended(self, event: ViewsEnded) -> None:
+        """Let the memory of isolation domains be written again."""
+        for domain in event.domains:
+            for tier, extent in self._viewed.pop(domain, ()):
+                cast(MemoryRoom, self._core.rooms[tier]).open_again(extent)
+            for tier, fragment in self._held.pop(domain, ()):
+                self._residency.drop(fragment, tier)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether fragments wait for a step."""
+        return bool(self._waiting)
+
+    def _domain_of(self, label: FragmentLabel) -> int | None:
+        """Return the domain of a fragment; None if it is none of a namespace."""
+        namespace = self._core.catalog.namespaces.get(label.namespace_id)
+        if namespace is None or label.group >= namespace.num_groups:
+            return None
+        return namespace.domain if namespace.fragment_bytes[label.group] == label.raw_length else None
+
+    def _adopt(self, tier: Tier, place: int, label: FragmentLabel) -> bool:
+        """Make a fragment readable at `place`; False if it is not wanted there."""
+        catalog = self._core.catalog
+        namespace = catalog.namespaces[label.namespace_id]
+        row = namespace.rows.get(label.prefix_hash, NO_ROW)
+        if row == NO_ROW:
+            row = self._add(namespace, label)
+        elif catalog.position[row] != label.position:
+            return False
+        fragment = catalog.first_fragment[row] + label.group
+        if catalog.state[tier][fragment] != State.ABSENT:
+            return False
+        if any(states[fragment] == State.ARRIVING for states in catalog.state):
+            return False  # with bytes and a checksum of its own
+        if catalog.fastest(fragment) is not None and catalog.label_of(fragment).checksum != label.checksum:
+            return False
+        self._residency.arrive(fragment, tier, place)
+        if namespace.domain in self._viewed:
+            self._core.transitions.hold(fragment, tier)
+            self._held[namespace.domain].append((tier, fragment))
+        self._residency.land(fragment, tier, label)
+        return True
+
+    def _add(self, namespace: NamespaceEntry, label: FragmentLabel) -> int:
+        """Return the new row of a block, linked to those that are known of its chain."""
+        catalog = self._core.catalog
+        parent = namespace.rows.get(label.parent_hash, NO_ROW) if label.parent_hash else NO_ROW
+        if parent != NO_ROW and catalog.position[parent] + 1 != label.position:
+            parent = NO_ROW
+        row = catalog.add(namespace, label.prefix_hash, parent, self._core.now)
+        if parent == NO_ROW and label.parent_hash:
+            catalog.position[row] = label.position
+            catalog.lost_parent[row] = label.parent_hash
+            self._orphans[namespace.id, label.parent_hash].append(row)
+        for child in self._orphans.pop((namespace.id, label.prefix_hash), ()):
+            self._residency.adopt_child(child, row)
+        return row

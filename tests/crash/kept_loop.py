@@ -1,0 +1,137 @@
+"""`python -m tests.crash.kept_loop --iterations 100`: kill -9 of the daemon under load; memory stays.
+
+A client puts chains as fast as it can; at a random moment the daemon is killed, and its supervisor
+starts the next one. Every block whose put was acknowledged is then asked for: found with the bytes that were
+put, or not there. Other bytes end the loop. Half of the kills come before what was kept is taken over.
+"""
+
+import argparse
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtier.clients import Client, KvtierError
+from tests.crash.daemon_loop import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, read
+from tests.daemon import PATIENT, START_S, Daemon
+
+SETTINGS = ("tiers.dram.capacity=512MiB", "tiers.dram.extent=16MiB", "observe.http=off")
+MAX_CHAINS = 768  # of 512 KiB: three quarters of memory, so that nothing is evicted
+MAX_LIFE_S = 0.3
+PATIENCE_S = 15.0  # without another block, the rest counts as lost
+
+
+@dataclass
+class Tally:
+    """What became of the blocks that were acknowledged."""
+
+    num_kills: int = 0
+    num_put: int = 0
+    num_found: int = 0
+    down_s: float = 0.0  # until the next daemon answered, all kills together
+    back_s: float = 0.0  # until everything was found
+
+    def __str__(self) -> str:
+        share = self.num_found / self.num_put if self.num_put else 0.0
+        return (
+            f"{self.num_kills} kills, {self.num_put} blocks asked for, {self.num_found} found ({share:.3%}); "
+            f"mean time to an answer {self.down_s / max(1, self.num_kills):.2f} s, "
+            f"to all blocks {self.back_s / max(1, self.num_kills):.2f} s"
+        )
+
+
+class Loop:
+    """One supervisor; its daemons are killed one after the other."""
+
+    def __init__(self, folder: Path, seed: int, tally: Tally) -> None:
+        self._dice = random.Random(seed)
+        self._tally = tally
+        self._chains: list[int] = []  # acknowledged
+        self._daemon = Daemon(folder, arguments=tuple(p for one in SETTINGS for p in ("--set", one)))
+
+    def run(self, num_kills: int) -> None:
+        """Kill `num_kills` daemons, or fewer if memory is full before."""
+        self._daemon.start()
+        try:
+            for _ in range(num_kills):
+                if len(self._chains) >= MAX_CHAINS:
+                    return
+                self._work_and_kill()
+                if self._dice.random() < 0.5:  # once more, while memory is being taken over
+                    self._kill(time.monotonic())
+                self._count()
+        finally:
+            self._daemon.close()
+
+    def _work_and_kill(self) -> None:
+        problems: list[BaseException] = []
+        writer = threading.Thread(target=self._write, args=[problems])
+        writer.start()
+        threading.Event().wait(MAX_LIFE_S * self._dice.random())
+        self._kill(time.monotonic())
+        writer.join()
+        assert not problems, problems
+
+    def _kill(self, began_at: float) -> None:
+        """Kill the process that serves, and wait until another one answers."""
+        os.kill(self._daemon.pid, signal.SIGKILL)
+        self._tally.num_kills += 1
+        while True:
+            assert time.monotonic() < began_at + START_S, self._daemon.log.read_text()
+            try:
+                with Client(self._daemon.target) as client:
+                    client.register(IDENTITY)
+                break
+            except KvtierError:
+                threading.Event().wait(0.01)
+        self._tally.down_s += time.monotonic() - began_at
+
+    def _write(self, problems: list[BaseException]) -> None:
+        try:
+            with Client(self._daemon.target, timeout=PATIENT) as client:
+                namespace = client.register(IDENTITY)
+                for number in range(len(self._chains), MAX_CHAINS):
+                    if client.put(namespace, names_of(number), payload_of(number)).complete:
+                        self._chains.append(number)
+        except KvtierError:
+            pass  # killed
+        except BaseException as problem:
+            problems.append(problem)
+
+    def _count(self) -> None:
+        """Ask for every acknowledged block until all are found, or no more come."""
+        began_at = heard_at = time.monotonic()
+        num_wanted, num_found = len(self._chains) * CHAIN_BLOCKS, 0
+        with Client(self._daemon.target, timeout=PATIENT) as client:
+            namespace = client.register(IDENTITY)
+            while num_found < num_wanted and time.monotonic() < heard_at + PATIENCE_S:
+                before = num_found
+                num_found = sum(read(client, namespace, number) for number in self._chains)
+                if num_found > before:
+                    heard_at = time.monotonic()
+        self._tally.back_s += time.monotonic() - began_at
+        self._tally.num_put += num_wanted
+        self._tally.num_found += num_found
+
+
+def main() -> int:
+    """Run loops, each with a supervisor of its own, until there were enough kills."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crash.kept_loop", description=__doc__)
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    tally, seed = Tally(), arguments.seed
+    while tally.num_kills < arguments.iterations:
+        with tempfile.TemporaryDirectory(prefix="kvtier-kept-") as folder:
+            Loop(Path(folder), seed, tally).run(min(6, arguments.iterations - tally.num_kills))
+        print(f"seed {seed}: {tally}", flush=True)
+        seed += 1
+    return 0 if tally.num_found == tally.num_put else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

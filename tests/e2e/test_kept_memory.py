@@ -1,0 +1,171 @@
+"""Memory outlives the daemon: real processes, killed; what was acknowledged is there again, byte for byte."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtier.clients import Client, Geometry, NamespaceIdentity, prefix_hashes
+from kvtier.clients.errors import KvtierError
+
+from ..daemon import PATIENT, START_S, Daemon, is_alive
+
+GEOMETRY = Geometry(
+    num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
+)
+LARGE = Geometry(num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=16, dtype="float16")  # 2 MiB
+IDENTITY = NamespaceIdentity(bytes(range(32)), GEOMETRY)
+NUM_BLOCKS = 48
+TOKENS = list(range(NUM_BLOCKS * 16))
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path, arguments=("--set", "tiers.dram.capacity=64MiB", "--set", "observe.http=off"))
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def blocks(block_bytes: int, seed: int = 1) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+    return np.random.default_rng(seed).integers(0, 256, (NUM_BLOCKS, block_bytes), np.uint8)
+
+
+def store(daemon: Daemon, identity: NamespaceIdentity = IDENTITY, seed: int = 1) -> None:
+    """Put the whole chain."""
+    with Client(daemon.target, timeout=PATIENT) as kv:
+        ns = kv.register(identity)
+        assert kv.put(ns, prefix_hashes(ns, TOKENS), blocks(ns.block_bytes, seed)).num_stored == NUM_BLOCKS
+
+
+def kill(daemon: Daemon) -> None:
+    """Kill the process that serves; return when another one has taken its place."""
+    before = daemon.pid
+    os.kill(before, signal.SIGKILL)
+    deadline_at, pause = time.monotonic() + START_S, threading.Event()
+    while daemon.pid in (0, before) or is_alive(before):
+        assert time.monotonic() < deadline_at
+        pause.wait(0.005)
+
+
+def found(daemon: Daemon, num_blocks: int, identity: NamespaceIdentity = IDENTITY, seed: int = 1) -> int:
+    """Return how many blocks of the chain there are once `num_blocks` are (or START_S are over), compared."""
+    deadline_at, pause = time.monotonic() + START_S, threading.Event()
+    num_found = 0
+    while num_found < num_blocks and time.monotonic() < deadline_at:
+        try:
+            with Client(daemon.target, timeout=PATIENT) as kv:
+                ns = kv.register(identity)
+                into = np.zeros((NUM_BLOCKS, ns.block_bytes), np.uint8)
+                num_found = kv.get(ns, prefix_hashes(ns, TOKENS), into=into).num_blocks
+                assert np.array_equal(into[:num_found], blocks(ns.block_bytes, seed)[:num_found])
+        except KvtierError:  # nobody listens yet
+            pass
+        pause.wait(0.02)
+    return num_found
+
+
+def test_what_was_acknowledged_survives_kills(running: Daemon) -> None:
+    store(running)
+    for _ in range(3):
+        kill(running)
+        assert found(running, NUM_BLOCKS) == NUM_BLOCKS
+    running.wait_for_log("96 fragments")
+    assert running.stop() == 0
+
+
+def test_two_namespaces_of_the_same_tokens_are_told_apart_after_a_kill(running: Daemon) -> None:
+    """Slots name namespaces by number: after the kill the second one is registered first."""
+    other = NamespaceIdentity(bytes(32), GEOMETRY)
+    store(running)
+    store(running, other, seed=2)
+    kill(running)
+    assert found(running, NUM_BLOCKS, other, seed=2) == NUM_BLOCKS
+    assert found(running, NUM_BLOCKS) == NUM_BLOCKS
+
+
+def test_a_client_of_before_goes_on(running: Daemon) -> None:
+    with Client(running.target, timeout=PATIENT) as kv:
+        ns = kv.register(IDENTITY)
+        hashes, data = prefix_hashes(ns, TOKENS), blocks(ns.block_bytes)
+        kv.put(ns, hashes, data)
+        kill(running)
+        assert found(running, NUM_BLOCKS) == NUM_BLOCKS
+        into = np.zeros_like(data)
+        deadline_at, num_found = time.monotonic() + START_S, 0
+        while num_found < NUM_BLOCKS and time.monotonic() < deadline_at:
+            num_found = kv.get(ns, hashes, into=into).num_blocks
+        assert num_found == NUM_BLOCKS
+        assert np.array_equal(into, data)
+
+
+def test_what_a_client_views_is_not_overwritten_by_the_next_daemon(running: Daemon) -> None:
+    """The lease died with its daemon; the view did not. Blocks that would need its room have to wait."""
+    other = NamespaceIdentity(bytes(32), LARGE)
+    with Client(running.target, timeout=PATIENT) as kv, Client(running.target, timeout=PATIENT) as rival:
+        ns = kv.register(IDENTITY)
+        hashes, data = prefix_hashes(ns, TOKENS), blocks(ns.block_bytes)
+        kv.put(ns, hashes, data)
+        lease = kv.acquire(ns, hashes)
+        lease.wait()
+        views = [lease.view(block, group) for block in range(NUM_BLOCKS) for group in range(2)]
+        kill(running)
+        assert found(running, NUM_BLOCKS) == NUM_BLOCKS
+        flood(rival, other)
+        assert b"".join(views) == data.tobytes()
+        assert found(running, NUM_BLOCKS) == NUM_BLOCKS, "held, as under a lease"
+        views.clear()
+        lease.release()
+        running.wait_for_log("views of memory")
+        flood(rival, other)
+        rest = kv.lookup(kv.register(IDENTITY), hashes).num_blocks
+        assert rest < NUM_BLOCKS, "its room is used again"
+
+
+def flood(kv: Client, identity: NamespaceIdentity) -> None:
+    """Put more than memory holds; what finds no room is refused."""
+    ns = kv.register(identity)
+    hashes = prefix_hashes(ns, list(range(16 * 40)))
+    with suppress(KvtierError):
+        kv.put(ns, hashes, np.ones((40, ns.block_bytes), np.uint8))
+
+
+def test_a_restart_keeps_memory(running: Daemon) -> None:
+    store(running)
+    before = running.pid
+    asked = subprocess.run(
+        [sys.executable, "-m", "kvtier.appliance.cli", "restart", "--target", running.target],
+        capture_output=True,
+        text=True,
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert "has taken over" in asked.stdout
+    assert running.pid not in (0, before)
+    assert found(running, NUM_BLOCKS) == NUM_BLOCKS
+
+
+def test_the_daemon_ends_with_its_supervisor_and_memory_with_both(running: Daemon) -> None:
+    store(running)
+    serving = running.pid
+    running.stop(signal.SIGKILL)
+    assert not is_alive(serving)
+    running.start()
+    with Client(running.target, timeout=PATIENT) as kv:
+        ns = kv.register(IDENTITY)
+        assert kv.lookup(ns, prefix_hashes(ns, TOKENS)).num_blocks == 0
+
+
+def test_a_signal_to_end_drains_the_daemon_and_ends_both(running: Daemon) -> None:
+    serving = running.pid
+    assert running.stop(signal.SIGTERM) == 0
+    assert not is_alive(serving)

@@ -1,0 +1,65 @@
+"""Memory that outlives this process: the daemon's side of `appliance/supervisor.py`.
+
+A memfd is handed over before it is sealed: only then another process can map it writable. Names say what the
+memory is and in which layout, so that a daemon of another version finds nothing that it would misread.
+"""
+
+import logging
+import mmap
+import os
+import socket
+import threading
+from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
+
+Kept = dict[str, tuple[int, mmap.mmap]]  # by name: memfd, its writable mapping
+
+
+@dataclass(slots=True)
+class Keeper:
+    """The memory that a supervisor holds for this process and its successors.
+
+    `inherited` is what it held when this process began; its descriptors and mappings are this process's own.
+    """
+
+    channel: socket.socket
+    inherited: Kept
+    is_handing_over: bool = False  # this process ends to make room for a successor
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, name: str) -> tuple[int, mmap.mmap] | None:
+        """Return memfd and writable mapping that were inherited as `name`, for the caller to close."""
+        return self.inherited.pop(name, None)
+
+    def keep(self, name: str, descriptor: int) -> None:
+        """Let the memory of an unsealed memfd outlive this process. Memory that cannot be kept is logged."""
+        self._ask(f"keep {name}", descriptor)
+
+    def drop(self, name: str) -> None:
+        """Let the memory `name` end with this process."""
+        self._ask(f"drop {name}")
+
+    def drop_rest(self) -> None:
+        """Give back what was inherited and not taken."""
+        for name, (descriptor, mapping) in self.inherited.items():
+            self.drop(name)
+            mapping.close()
+            os.close(descriptor)
+        self.inherited.clear()
+
+    def ready(self) -> None:
+        """Say that this process serves: its death is no longer one of a start that failed."""
+        self._ask("ready")
+
+    def _ask(self, message: str, *descriptors: int) -> None:
+        try:
+            with self._lock:
+                socket.send_fds(self.channel, [message.encode()], list(descriptors))
+                answer = self.channel.recv(512)
+        except OSError as error:  # the supervisor is dead, and this process about to be
+            answer = str(error).encode()
+        if answer != b"ok":
+            log.warning(
+                "memory will not outlive this process (%s): %s", message, answer.decode(errors="replace")
+            )
