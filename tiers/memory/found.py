@@ -19,7 +19,7 @@ _NO_PARENT = bytes(32)
 
 
 def plausible_slots(extent: SlotExtent) -> npt.NDArray[np.int64]:
-    """Return the slots (n,) int64 with headers that make sense: filled, inside the extent, all of one size."""
+    """Return the slots (n,) int64 with headers that make sense: filled, inside the extent, of one size."""
     headers = extent.headers.table()
     lengths, offsets = headers["raw_length"], headers["offset"]
     is_right = headers["generation"] % 2 == 0
