@@ -27,7 +27,8 @@ from .daemon import Daemon
 log = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 10.0  # for a signal; Drain names its own
-EXIT_FAILED, EXIT_RESTART, EXIT_CANNOT_START = 70, 75, 78  # sysexits: EX_SOFTWARE, EX_TEMPFAIL, EX_CONFIG
+EXIT_FAILED, EXIT_CANNOT_START = 70, 78  # sysexits: EX_SOFTWARE, EX_CONFIG
+RESTART = 75  # EX_TEMPFAIL: what the supervisor starts another daemon for
 #: Of KV: how quick codecs are for them is known soon after the start, before a block is stored.
 USUAL_DTYPES = frozenset({"bfloat16", "float16"})
 #: What the ready line counts in: a model that many know, in bfloat16. A token's K and V in all its layers.
@@ -87,7 +88,7 @@ async def serve(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
     log.info("ended")
     if failed:
         return EXIT_FAILED
-    return EXIT_RESTART if keeper is not None and keeper.is_handing_over else 0
+    return RESTART if keeper is not None and keeper.is_handing_over else 0
 
 
 def holding(tiers: Tiers) -> str:

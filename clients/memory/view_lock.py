@@ -14,8 +14,9 @@ class ViewLock:
     """A shared lock on the index behind `descriptor`, which stays the caller's; for leases with views."""
 
     def __init__(self, descriptor: int) -> None:
+        self._file = -1
         # A lock belongs to an open file, and the descriptor's is shared with the daemon and other clients.
-        self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self._num_leases = 0
         self._lock = threading.Lock()
 
@@ -34,4 +35,5 @@ class ViewLock:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def __del__(self) -> None:
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)

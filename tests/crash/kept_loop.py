@@ -71,6 +71,10 @@ class Loop:
         problems: list[BaseException] = []
         writer = threading.Thread(target=self._write, args=[problems])
         writer.start()
+        num_before, deadline_at = len(self._chains), time.monotonic() + START_S
+        while len(self._chains) == num_before and writer.is_alive():
+            assert time.monotonic() < deadline_at, "no put was acknowledged"
+            threading.Event().wait(0.005)
         threading.Event().wait(MAX_LIFE_S * self._dice.random())
         self._kill(time.monotonic())
         writer.join()

@@ -198,9 +198,11 @@ class SlotPool:
             self._held.add(number)
 
     def adopt(self, number: int, domain: int, sizes: Mapping[int, int], is_closed: bool = False) -> None:
-        """Bind a held extent to `domain`, with fragments in slots `sizes`: slot -> bytes, all cut to the same
-        size of slots. Without any the extent is uncut and of no domain, as before `hold`. If it `is_closed`,
-        no slot of it is used again before `open_again`."""
+        """Bind a held extent to `domain`, its slots taken for `sizes`: slot -> bytes.
+
+        All are cut to the same size of slots. Without any the extent is uncut and of no domain, as before
+        `hold`. If it `is_closed`, no slot of it is used again before `open_again`.
+        """
         self._held.remove(number)
         if not sizes:
             self._uncut_unbound.append(number)
