@@ -281,9 +281,13 @@ class ExtentEngine:
         return found
 
     def forget(self, number: int) -> None:
-        """Give the memory of an extent back that nothing was found in: it may be of any isolation domain."""
-        with self._prefaulting, self._lock:
-            self._extents.pop(number).forget()
+        """Give the memory of an extent back that nothing was found in, unless no slot was ever filled.
+
+        It may have bytes of any isolation domain.
+        """
+        if self._extent(number).headers.last_generation:
+            with self._prefaulting, self._lock:
+                self._extents.pop(number).forget()
 
     # --------------------------------------------------------------------------------- what clients map
 
