@@ -279,3 +279,24 @@ def test_the_last_writer_is_known_when_an_earlier_one_has_ended() -> None:
     world.begin(3, Tier.DRAM, Tier.HBM, [(4, 5)])
     assert world.device.check_integrity() == []
     world.close()
+
+
+def test_it_is_not_quiet_before_the_end_of_a_flight_was_told() -> None:
+    """Memory that is closed once it is quiet must not be closed under `landed`, which looks at both ends."""
+    device = FakeDevice()
+    flights, was_quiet = Flights(device), []
+    memory, stream = device.allocate(2 * LENGTH).address, device.take_stream()
+    pieces = CopyPieces(
+        np.array([memory], np.uint64), np.array([memory + LENGTH], np.uint64), np.full(1, 16, np.int64)
+    )
+    flights.launch(
+        stream,
+        TouchedPlaces(Tier.HBM, [0]),
+        TouchedPlaces(Tier.HBM, [1]),
+        lambda: stream.copy(pieces),
+        lambda error: was_quiet.append(flights.wait_until_quiet(0.0)),
+    )
+    while not was_quiet:
+        device.run()
+    assert was_quiet == [False]
+    assert flights.wait_until_quiet(60.0)

@@ -53,6 +53,7 @@ class Flights:
         self._device = device
         self._last: dict[Tier, dict[int, Flight]] = {tier: {} for tier in STANDARD_TIERS}  # by place
         self._num_open = 0
+        self._num_landing = 0  # ended, and their `landed` is being called
         self._changed = threading.Condition()
 
     def launch(
@@ -98,9 +99,16 @@ class Flights:
         refused: DeviceError | None,
         error: DeviceError | None,
     ) -> None:
-        self.end(flight)
-        self._device.recycle(flight.event)
-        landed(error or refused)
+        with self._changed:
+            self._num_landing += 1
+        try:
+            self.end(flight)
+            self._device.recycle(flight.event)
+            landed(error or refused)
+        finally:
+            with self._changed:
+                self._num_landing -= 1
+                self._changed.notify_all()
 
     def begin(self, flight: Flight) -> None:
         """Enter a flight, before anything of it is enqueued: its stream waits for all that it conflicts with.
@@ -140,9 +148,9 @@ class Flights:
         return self._num_open
 
     def wait_until_quiet(self, wait_s: float) -> bool:
-        """Block until nothing is under way, `wait_s` at most; whether nothing is."""
+        """Block until nothing is under way and every end was told, `wait_s` at most; whether that is so."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._num_open == 0, wait_s)
+            return self._changed.wait_for(lambda: not self._num_open and not self._num_landing, wait_s)
 
     def check_integrity(self) -> list[str]:
         """Audit: every flight that is entered is open and touches the place; no more are than are open."""
