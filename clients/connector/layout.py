@@ -7,8 +7,8 @@ A runtime keeps, per layer, keys and values shaped [head, token, dim]. kvtier ke
 
 and that array's memory *is* what `Client.put` sends and `Client.get` fills: a block is contiguous, and in
 it the fragments of the layer groups lie back to back, because groups are consecutive layers and layer is
-the outermost axis of a block. So no byte is rearranged between client and daemon, and a runtime that reads
-one layer group in place (`Lease.view`) sees `fragment_of` of the same array.
+the outermost axis of a block. So no byte is rearranged between client and daemon, and what a runtime reads in
+place of one layer group (`Lease.view`) is blocks[b, first layer : end layer] of the same array.
 
 Tokens stand before heads (the other order is what attention kernels like) because then a block cut from a
 longer prompt and a block cut from a shorter one are the same bytes under every tensor-parallel split by head.
@@ -54,19 +54,6 @@ def scatter(blocks: Array, layers: Sequence[Sequence[Array]], first_token: int) 
     """
     for layer, plane, states in _planes(layers, first_token, blocks):
         states[:] = blocks[:, layer, plane].swapaxes(1, 2).swapaxes(0, 1)  # head, block, token, dim
-
-
-def layers_of(geometry: Geometry, group: int) -> range:
-    """Return the layers of layer group `group`; the last group may be shorter."""
-    step = geometry.layers_per_group or geometry.num_layers
-    assert 0 <= group < geometry.num_groups
-    return range(group * step, min((group + 1) * step, geometry.num_layers))
-
-
-def fragment_of(blocks: Array, geometry: Geometry, block: int, group: int) -> Array:
-    """Return one fragment, [layer, plane, token, head, dim], as a contiguous part of `blocks`. No copy."""
-    layers = layers_of(geometry, group)
-    return blocks[block, layers.start : layers.stop]
 
 
 def _planes(
