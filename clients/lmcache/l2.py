@@ -26,7 +26,7 @@ from lmcache.v1.platform import create_event_notifier
 
 from ..connector.guard import Guard
 from .chunks import ChunkKind, ChunkStore, chunk_name
-from .options import Options, check_version
+from .options import ChunkOptions, check_version
 
 MAX_QUEUED_TASKS = 256
 MAX_GAPS = 32  # in one lookup: keys that are missing before others that are there
@@ -40,16 +40,17 @@ Place: TypeAlias = tuple[str, int, int]  # model name, rank, object group
 class KvtierL2AdapterConfig(L2AdapterConfigBase):
     """`adapter_params` of the plug-in: target, domain, weights; all strings, all optional."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ChunkOptions) -> None:
         self.options = options
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> "KvtierL2AdapterConfig":
         """Raises InvalidRequest (a ValueError) naming what is wrong."""
-        return cls(Options.of(d))
+        return cls(ChunkOptions.of(d))
 
     @classmethod
     def help(cls) -> str:
+        """Return what `adapter_params` may hold, for LMCache's command line."""
         return (
             "kvtier L2 adapter, adapter_params:\n"
             "- target (str): unix:///path or host:port of the daemon (optional, KVTIER_TARGET)\n"
@@ -84,16 +85,19 @@ class KvtierL2Adapter(L2AdapterInterface):
     # ------------------------------------------------------------------------------------- tasks
 
     def get_store_event_fd(self) -> int:
+        """Return the descriptor that is readable when a store has ended."""
         return int(self._store_done.fileno())
 
     def get_lookup_and_lock_event_fd(self) -> int:
+        """Return the descriptor that is readable when a lookup has ended."""
         return int(self._lookup_done.fileno())
 
     def get_load_event_fd(self) -> int:
+        """Return the descriptor that is readable when a load has ended."""
         return int(self._load_done.fileno())
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
-        """Store objects, whose memory is LMCache's until the task is done."""
+        """Store objects. Their memory is LMCache's until the task is done."""
         task = self._number()
 
         def finish(result: L2StoreResult | None) -> None:
@@ -106,6 +110,7 @@ class KvtierL2Adapter(L2AdapterInterface):
         return task
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        """Return the stores that have ended since the last call, by task."""
         with self._lock:
             done, self._stored = self._stored, {}
         return done
@@ -119,6 +124,7 @@ class KvtierL2Adapter(L2AdapterInterface):
         )
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        """Return which keys of an ended task were found, once; None before its end."""
         with self._lock:
             return self._answers.pop(task_id, None)
 
@@ -126,14 +132,12 @@ class KvtierL2Adapter(L2AdapterInterface):
         """Nothing was locked."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
-        """Fill objects, whose memory is LMCache's until the task is done."""
+        """Fill objects. Their memory is LMCache's until the task is done."""
         return self._submit_question(
             lambda store: self._load(store, keys, objects), len(keys), self._load_done
         )
 
-    def query_load_result(self, task_id: int) -> Bitmap | None:
-        with self._lock:
-            return self._answers.pop(task_id, None)
+    query_load_result = query_lookup_and_lock_result
 
     def delete(self, keys: list[ObjectKey]) -> None:
         """Nothing: kvtier evicts by itself."""
@@ -163,7 +167,7 @@ class KvtierL2Adapter(L2AdapterInterface):
             return self._next_task
 
     def _submit_question(self, answer: Callable[[ChunkStore], list[int]], num_keys: int, done: Any) -> int:
-        """Queue a task whose answer is one bit per key."""
+        """Queue a task that answers with one bit per key."""
         task = self._number()
 
         def finish(found: list[int] | None) -> None:

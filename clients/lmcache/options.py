@@ -18,7 +18,7 @@ READER_STAGING_BYTES = 1 << 20  # of a client that puts nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ChunkOptions:
     """Address of the daemon, and identity of the chunks' model."""
 
     target: str
@@ -26,7 +26,7 @@ class Options:
     weights: str = ""  # a folder or hub name; empty: found by the model's name, if it can be
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Options":
+    def of(cls, given: Mapping[str, Any]) -> "ChunkOptions":
         """Check what was given. Raises InvalidRequest naming what is unknown."""
         target = given.get("target") or default_target(os.environ)
         return options_from(cls, {**given, "target": target}, "kvtier's LMCache plug-in")

@@ -20,7 +20,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from ..connector.guard import Guard
 from ..errors import InvalidRequest
 from .chunks import ChunkKind, ChunkStore, chunk_name
-from .options import Options, check_version
+from .options import ChunkOptions, check_version
 
 T = TypeVar("T")
 SCHEME = "plugin://kvtier"
@@ -56,7 +56,7 @@ class KvtierConnector(RemoteConnector):
             raise InvalidRequest("use_layerwise cuts chunks by layer; turn it off to use kvtier")
         super().__init__(config, metadata)
         prefix = f"remote_storage_plugin.{context.plugin_name or 'kvtier'}."
-        options = Options.of(
+        options = ChunkOptions.of(
             {
                 name.removeprefix(prefix): value
                 for name, value in (config.extra_config or {}).items()
@@ -100,6 +100,7 @@ class KvtierConnector(RemoteConnector):
         return await self.batched_async_contains("", [key]) == 1
 
     def support_batched_contains(self) -> bool:
+        """Return True: LMCache asks for many keys at a time."""
         return True
 
     # -------------------------------------------------------------------------------------- read
@@ -123,6 +124,7 @@ class KvtierConnector(RemoteConnector):
             raise
 
     def support_batched_get(self) -> bool:
+        """Return True: LMCache reads many chunks at a time."""
         return True
 
     def _read(self, keys: Sequence[Any]) -> list[Any]:
@@ -169,6 +171,7 @@ class KvtierConnector(RemoteConnector):
         await self.batched_put([key], [memory_obj])
 
     def support_batched_put(self) -> bool:
+        """Return True: LMCache stores many chunks at a time."""
         return True
 
     def _write(self, keys: list[Any], objects: list[Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvtier.clients import InvalidRequest
 from kvtier.clients.lmcache.chunks import ChunkKind, ChunkStore, chunk_name
-from kvtier.clients.lmcache.options import Options, check_version
+from kvtier.clients.lmcache.options import ChunkOptions, check_version
 from kvtier.testing import FakeAppliance
 
 CHUNK_BYTES = 24 << 10
@@ -80,21 +80,21 @@ def test_a_kind_covers_exactly_its_bytes() -> None:
 
 def test_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVTIER_TARGET", "unix:///run/elsewhere.sock")
-    assert Options.of({}).target == "unix:///run/elsewhere.sock"
-    assert Options.of({"target": "host:1", "domain": "d"}) == Options("host:1", "d")
+    assert ChunkOptions.of({}).target == "unix:///run/elsewhere.sock"
+    assert ChunkOptions.of({"target": "host:1", "domain": "d"}) == ChunkOptions("host:1", "d")
     with pytest.raises(
         InvalidRequest, match="unknown setting 'tarjet' of kvtier's LMCache plug-in; it knows target, "
     ):
-        Options.of({"tarjet": "host:1"})
+        ChunkOptions.of({"tarjet": "host:1"})
     with pytest.raises(InvalidRequest, match="domain of kvtier's LMCache plug-in must be str, is 7"):
-        Options.of({"domain": 7})
+        ChunkOptions.of({"domain": 7})
 
 
 def test_weights_are_found_by_name_or_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert Options("t").weights_digest("nobody/knows") == b""
+    assert ChunkOptions("t").weights_digest("nobody/knows") == b""
     with pytest.raises(InvalidRequest, match="neither a local path nor in the cache"):
-        Options("t", weights="nobody/knows").weights_digest("a model")
+        ChunkOptions("t", weights="nobody/knows").weights_digest("a model")
 
 
 def test_unknown_versions_are_refused() -> None:
