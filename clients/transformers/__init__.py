@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cache import Reuse, TieredCache
-    from .carrier import Saved
+    from .plan import Saved
     from .probe import Unsupported
     from .store import PrefixStore
 
 _HOMES = {
     "PrefixStore": "store",
     "Reuse": "cache",
-    "Saved": "carrier",
+    "Saved": "plan",
     "TieredCache": "cache",
     "Unsupported": "probe",
 }

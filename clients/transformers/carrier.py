@@ -21,27 +21,17 @@ from ..values.keys import prefix_hashes
 from ..values.namespace import Namespace
 from .cache import TieredCache
 from .ledger import Ledger
-from .plan import LayerKind, resume_point, whole_blocks
+from .plan import LayerKind, Saved, resume_point, whole_blocks
 from .probe import CacheShape
 
 States = list[tuple[Any, Any]]  # keys and values of each layer of a kind
 NUM_GROUPS = 4  # layer groups of a block, unless told otherwise
 PIECE_BYTES = 32 << 20
-MAX_TRIES = 3  # of a load whose blocks leave while it reads them
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What became of a save, in blocks (of one row and one layer kind each)."""
-
-    num_stored: int = 0
-    num_deduplicated: int = 0  # were stored before
-    num_refused: int = 0  # no room
-    why_not: str = ""  # why nothing was tried
+MAX_TRIES = 3  # of a load, while blocks leave as it reads them
 
 
 class Carrier:
-    """Carries for one model, whose weights `digest` names. Not thread-safe."""
+    """Carries for one model; `digest` names its weights. Not thread-safe."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ MAX_ATTEMPTS = 32  # a window that is missing here may be there further back; th
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """Layers whose keys and values have one shape and one reach."""
+    """Layers with keys and values of one shape and one reach."""
 
     layers: tuple[int, ...]  # indices in the model's cache
     num_kv_heads: int
@@ -33,6 +33,16 @@ class LayerKind:
         if not self.window_tokens:
             return 0
         return max(0, end_block * block_tokens - self.window_tokens) // block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What became of a save, in blocks (of one row and one layer kind each)."""
+
+    num_stored: int = 0
+    num_deduplicated: int = 0  # were stored before
+    num_refused: int = 0  # no room
+    why_not: str = ""  # why nothing was tried
 
 
 def whole_blocks(num_tokens: int, block_tokens: int, align_tokens: int) -> int:

@@ -81,7 +81,7 @@ def _refuse_by_configuration(model: Any) -> None:
     if __version__.split(".")[0] != MAJOR_VERSION:
         raise Unsupported(f"transformers is {__version__}, this code speaks {MAJOR_VERSION}.x")
     if model.config.is_encoder_decoder:
-        raise Unsupported("it is an encoder-decoder, whose past depends on the encoder's input")
+        raise Unsupported("it is an encoder-decoder: its past depends on the encoder's input")
     text = model.config.get_text_config(decoder=True)
     for kind in _rope_types(getattr(text, "rope_parameters", None)):
         if kind in CHANGING_ROPE:

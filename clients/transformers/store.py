@@ -24,9 +24,9 @@ from ..options import Timeout
 from ..sync import Client
 from ..values.keys import prefix_hashes
 from .cache import Reuse, TieredCache
-from .carrier import Carrier, Saved
+from .carrier import Carrier
 from .identity import fingerprint, model_digest
-from .plan import LayerKind, whole_blocks
+from .plan import LayerKind, Saved, whole_blocks
 from .probe import Unsupported, shape_of_past
 
 T = TypeVar("T")
@@ -126,8 +126,9 @@ class PrefixStore:
         return cache
 
     def save(self, cache: TieredCache, num_tokens: int | None = None) -> Saved:
-        """Store the whole blocks that `cache` has and the daemon has not, of the first `num_tokens` tokens
-        if given. The session then waits for its user."""
+        """Store the whole blocks that `cache` has and the daemon has not.
+
+        Those of the first `num_tokens` tokens, if given. The session then waits for its user."""
         self._notice_change()
         saved = Saved(why_not=self._refusal)
         if not self._refusal:
