@@ -49,6 +49,7 @@ from .scheduler.side import MISS, SchedulerSide
 from .versions import check_version
 from .worker.pages import LayerView, PagedGroup
 from .worker.side import WorkerSide, client_of
+from .worker.transfers import transfers_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -72,6 +73,7 @@ class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
     acks: Acks
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "KvtierWorkerMetadata":
+        """Add what another rank has reported; return self."""
         assert isinstance(other, KvtierWorkerMetadata)
         self.acks.add(other.acks)
         return self
@@ -92,10 +94,12 @@ class PoolHolder:
         self.pool: BlockPool | None = None
 
     def hold(self, block_ids: Sequence[int]) -> None:
+        """Take a reference on each block."""
         assert self.pool is not None, "the engine has not bound its block pool"
         self.pool.touch([self.pool.blocks[number] for number in block_ids])
 
     def free(self, block_ids: Sequence[int]) -> None:
+        """Give the references back, the chain's end first."""
         assert self.pool is not None
         self.pool.free_blocks(self.pool.blocks[number] for number in reversed(block_ids))
 
@@ -144,11 +148,13 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        return False  # a cache: what is not stored is computed again
+        """Return False: a cache; what is not stored is computed again."""
+        return False
 
     # ----------------------------------------------------------------------------------- start
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Learn where the cache's layers are, and begin to serve them."""
         if self._why_dark:
             return
         try:
@@ -179,18 +185,19 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             self._go_dark(f"the KV cache is on {device}; host memory and CUDA are served so far")
             return
         make_client = partial(client_of, self.options, f"vllm-{self._engine}")
-        self._worker = WorkerSide(
-            self.options, paged, self._identities, make_client, self.counters, device=pages
-        )
+        make_transfer = transfers_of(make_client, self._identities, paged, pages)
+        self._worker = WorkerSide(self.options, paged, make_transfer, self.counters)
 
     @harmless(lambda *_, **__: None)
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Return this worker's namespaces, for the scheduler."""
         return KvtierHandshake(self._identities if not self._why_dark else [], self._why_dark)
 
     @harmless(lambda *_, **__: None)
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
+        """Take all workers' namespaces by (pipeline, tensor) rank, and begin to look up."""
         if self._why_dark:
             return
         num_ranks = self._vllm_config.parallel_config.world_size
@@ -225,26 +232,28 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             saver,
             self.counters,
             engine=self._engine,
-            is_local=self._pool.has,
-            has_listeners=self._has_listeners,
         )
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        """Take the engine's block pool, to hold what is being saved."""
         self._pool.pool = gpu_block_pool
 
     # ------------------------------------------------------------------------- scheduler's side
 
     @harmless(lambda *_, **__: None)
     def on_new_request(self, request: Any) -> None:
+        """Look the prompt up early."""
         if self._scheduler:
             self._scheduler.arrived(request)
 
     @harmless(lambda *_, **__: MISS)
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many more tokens will be loaded (None: not known yet), and whether asynchronously."""
         return self._scheduler.matched_tokens(request, num_computed_tokens) if self._scheduler else MISS
 
     @harmless(lambda *_, **__: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Plan the load into the blocks that the engine has allocated."""
         if self._scheduler:
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
@@ -252,12 +261,14 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
+        """Return where the promised tokens were found."""
         if not self._scheduler:
             return {}
         sources = self._scheduler.hit_sources(request, num_external_tokens)
         return {SOURCES[source]: number for source, number in sources.items()}
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Return the step's plan for the workers."""
         plan = StepPlan()
         if self._scheduler is None:
             return KvtierMetadata(plan)
@@ -274,6 +285,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @harmless(lambda *_, **__: None)
     def update_connector_output(self, connector_output: Any) -> None:
+        """Take what the workers have reported in this step."""
         if not self._scheduler:
             return
         self._scheduler.loaded(connector_output.finished_recving or (), connector_output.failed_recving or ())
@@ -285,27 +297,32 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @harmless(lambda *_, **__: (False, None))
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """As `request_finished_all_groups`, of an engine with one KV cache group."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     @harmless(lambda *_, **__: (False, None))
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
+        """Save what is left; return False: the blocks may be freed."""
         if self._scheduler:
             self._scheduler.finished(request, block_ids)
         return False, None
 
     @harmless(lambda *_: ())
     def take_events(self) -> Iterable[KVCacheEvent]:
+        """Return what was stored since the last call, for the engine's listeners."""
         events, self._events = self._events, []
         return events
 
     @harmless(lambda *_, **__: False)
     def has_pending_push_work(self) -> bool:
+        """Whether the engine must step although no request runs: saves are under way."""
         return self._scheduler is not None and self._scheduler.is_busy
 
     @harmless(lambda *_, **__: False)
     def reset_cache(self) -> bool | None:
+        """Find nothing any more that was stored before; return True."""
         if self._scheduler:
             self._scheduler.reset(uuid.uuid4().hex)
         return True
@@ -318,11 +335,13 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         return metadata.plan
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Take the step's plan, before the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         self._step_began_at = time.monotonic()  # of the monotonic clock, in s: the forward pass comes next
 
     @harmless(lambda *_, **__: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Start the step's loads."""
         if self._worker:
             try:
                 self._worker.start_loads(self._plan())
@@ -331,13 +350,14 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
                 self._worker.fail_loads(self._plan())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        return
+        """Return at once: a request runs when all its layers are loaded."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        return
+        """Return at once: a block is saved when all its layers are computed."""
 
     @harmless(lambda *_, **__: None)
     def wait_for_save(self) -> None:
+        """Start the step's saves; does not wait for them."""
         if self._worker:
             try:
                 self._worker.start_saves(self._plan(), time.monotonic() - self._step_began_at)
@@ -347,6 +367,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @harmless(lambda *_: KVConnectorTransferResults())
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Return the requests with loads that have ended, and those that failed."""
         if not self._worker:
             return KVConnectorTransferResults()
         finished, failed = self._worker.take_loaded()
@@ -354,6 +375,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @harmless(lambda *_, **__: None)
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Return the saves that have ended, for the scheduler."""
         acks = self._worker.take_acks() if self._worker else Acks()
         return KvtierWorkerMetadata(acks) if acks.by_job else None
 
@@ -361,19 +383,23 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @harmless(lambda *_, **__: None)
     def get_kv_connector_stats(self) -> KvtierStats | None:
+        """Return what was counted since the last step."""
         counted = self.counters.take()
         return KvtierStats(data=counted) if counted else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvtierStats:
+        """Return counts that another process has sent."""
         return KvtierStats(data=data or {})
 
     @classmethod
     def build_prom_metrics(cls, *arguments: Any) -> KvtierPromMetrics:
+        """Return the Prometheus counters of the front end."""
         return KvtierPromMetrics(*arguments)
 
     @harmless(lambda *_, **__: None)
     def shutdown(self) -> None:
+        """Stop all threads and disconnect."""
         for side in (self._agent, self._worker):
             if side is not None:
                 side.close()

@@ -7,7 +7,7 @@ meanings are here; metrics.py turns them into Prometheus counters.
 import threading
 
 NAMES: dict[str, str] = {
-    "lookups": "Requests whose prefix was asked for.",
+    "lookups": "Requests with a prefix that was asked for.",
     "lookups_crowded": "Lookups that had to wait for others of this engine to let go.",
     "hits": "Requests that load at least one block.",
     "hits_early": "Those of them that were promised while blocks were still on their way up.",
@@ -27,7 +27,7 @@ NAMES: dict[str, str] = {
     "saves": "Saves finished by workers.",
     "save_failures": "Saves of workers that failed.",
     "save_blocks": "Blocks named in saves.",
-    "save_blocks_stored": "Blocks whose bytes were taken.",
+    "save_blocks_stored": "Blocks of which the bytes were taken.",
     "save_blocks_deduplicated": "Blocks that were stored before.",
     "save_blocks_refused": "Blocks that were not stored.",
     "save_bytes": "Bytes named in saves.",

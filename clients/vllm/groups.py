@@ -68,8 +68,10 @@ def specs_in(spec: Any) -> list[Any]:
 
 
 def why_not_shared(vllm_config: Any) -> str:
-    """Return why the daemon cannot be given this engine's GPU memory; empty when it may be. vLLM's sleep mode
-    unmaps the KV cache and maps it anew under another process's feet, and such memory has no IPC handle."""
+    """Return why the daemon cannot be given this engine's GPU memory; empty when it may be.
+
+    vLLM's sleep mode unmaps the KV cache and maps it anew under another process's feet, and such memory has
+    no IPC handle."""
     model = vllm_config.model_config
     for option in ("enable_sleep_mode", "enable_cumem_allocator"):
         if getattr(model, option, False):

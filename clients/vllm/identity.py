@@ -23,8 +23,10 @@ FRAGMENT_BYTES = 1 << 20  # wanted; large enough to be copied fast, small enough
 
 
 def model_digest(model: str, revision: str | None, config: Mapping[str, Any], given: str = "") -> bytes:
-    """Return 32 bytes that name the weights and how the engine runs them. `config` is what else changes the
-    KV (quantization, rope scaling, seed of dummy weights ...). `given` replaces reading the checkpoint.
+    """Return 32 bytes that name the weights and how the engine runs them.
+
+    `config` is what else changes the KV (quantization, rope scaling, seed of dummy weights ...). `given`
+    replaces reading the checkpoint.
 
     Raises InvalidRequest when the checkpoint is not on this host.
     """
@@ -87,8 +89,9 @@ def identity_of(
 
 
 def salted(identity: NamespaceIdentity, salt: str, adapter: bytes) -> NamespaceIdentity:
-    """Return the identity for requests with this adapter; `salt` parts it from all that was stored before
-    the engine's weights changed under it."""
+    """Return the identity for requests with this adapter.
+
+    `salt` parts it from all that was stored before the engine's weights changed under it."""
     digest = identity.model_digest
     if salt:
         digest = hashlib.sha256(digest + salt.encode()).digest()
@@ -96,8 +99,9 @@ def salted(identity: NamespaceIdentity, salt: str, adapter: bytes) -> NamespaceI
 
 
 def adapter_digest(path: str) -> bytes:
-    """Return the digest of the LoRA adapter in folder `path`; empty for no path. Reads files when they have
-    changed. Raises InvalidRequest, OSError."""
+    """Return the digest of the LoRA adapter in folder `path`; empty for no path.
+
+    Reads files when they have changed. Raises InvalidRequest, OSError."""
     if not path:
         return b""
     folder = Path(path)
@@ -113,7 +117,7 @@ def _adapter_digest(folder: Path, _stamps: tuple[tuple[str, int, int], ...]) -> 
 
 
 def _layers_per_group(num_layers: int, layer_bytes: int) -> int:
-    """Return the largest divisor of the number of layers whose fragments are not larger than wanted."""
+    """Return the largest divisor of the number of layers with fragments no larger than wanted."""
     fitting = [
         n for n in range(1, num_layers + 1) if num_layers % n == 0 and n * layer_bytes <= FRAGMENT_BYTES
     ]

@@ -16,17 +16,21 @@ class KvtierStats(KVConnectorStats):
     data: dict[str, float]
 
     def reset(self) -> None:
+        """Forget what was counted."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> "KvtierStats":
+        """Add what another rank or step has counted; return self."""
         for name, amount in other.data.items():
             self.data[name] = self.data.get(name, 0) + amount
         return self
 
     def reduce(self) -> dict[str, int | float]:
+        """Return the counts for the engine's log."""
         return {name: round(amount, 3) for name, amount in sorted(self.data.items())}
 
     def is_empty(self) -> bool:
+        """Whether nothing was counted."""
         return not self.data
 
 
@@ -51,6 +55,7 @@ class KvtierPromMetrics(KVConnectorPromMetrics):
             }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add one step's counts to the engine's counters."""
         for name, amount in transfer_stats_data.items():
             if name in self._counters and amount > 0:
                 self._counters[name][engine_idx].inc(amount)

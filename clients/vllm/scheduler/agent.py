@@ -53,7 +53,7 @@ class Agent:
         self._clock = clock
         self._namespaces: dict[tuple[str, bytes], list[list[Namespace]]] = {}
         self._leases: dict[PendingLookup, list[AsyncLease]] = {}
-        self._num_releasing = 0  # lookups whose leases are on their way back
+        self._num_releasing = 0  # lookups that have leases on their way back
         self._line: deque[asyncio.Future[None]] = deque()  # of those that found no room to pin
         self._unsent: dict[str, SessionUpdate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,25 +66,31 @@ class Agent:
     # ------------------------------------------------------------------- the scheduler's thread
 
     def allows(self) -> bool:
+        """Whether to ask now; False while the appliance does not answer."""
         return self.breaker.allows()
 
     def ask(self, question: LookupRequest) -> PendingLookup:
+        """Start a lookup that pins."""
         asked = PendingLookup(question, self._clock())
         self._submit(self._begin, asked)
         return asked
 
     def wait(self, asked: PendingLookup, timeout_s: float) -> None:
+        """Return when the answer is there, or after `timeout_s`."""
         asked.has_answer.wait(timeout_s)
 
     def silent(self) -> None:
+        """Note that an answer did not come in time."""
         self._failed(DeadlineExceeded("no answer to a lookup in time", reason="NO_ANSWER"))
 
     def release(self, asked: PendingLookup) -> None:
+        """End the pin, now or when it comes. Idempotent."""
         if not asked.is_released:
             asked.is_released = True
             self._submit(self._let_go, asked)
 
     def tell(self, session: str, update: SessionUpdate) -> None:
+        """Note the state of a session; the latest update counts."""
         self._submit(self._note, session, update)
 
     def close(self) -> None:

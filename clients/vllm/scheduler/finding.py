@@ -93,8 +93,10 @@ class Finder:
     async def pin(
         self, namespaces: list[list[Namespace]], question: LookupRequest, found: FoundPrefix
     ) -> None:
-        """First half: pin. Blocks may still be on their way up. Fills `found` step by step, so that no
-        lease is lost when this fails or is cancelled. Raises KvtierError."""
+        """First half: pin. Blocks may still be on their way up.
+
+        Fills `found` step by step, so that no lease is lost when this fails or is cancelled. Raises
+        KvtierError."""
         chains = [group.chain(question.hashes) for group in self._groups]
         if len(self._groups) > 1:
             found.stored = await self._look_up(namespaces, chains)

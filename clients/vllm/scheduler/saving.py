@@ -15,7 +15,7 @@ from ..groups import NULL_BLOCK, Group
 from ..plan import Ack, Acks, Again, Save
 
 MAX_KNOWN = 1 << 16  # block names remembered as stored
-MAX_RETRIES = 3  # of a request whose blocks were refused
+MAX_RETRIES = 3  # of a request, when blocks are refused
 NEVER = 1 << 62  # as the next block: nothing more of this group can be saved
 
 
@@ -28,6 +28,10 @@ class Holder(Protocol):
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Give the references back."""
+        ...
+
+    def has(self, name: bytes) -> bool:
+        """Whether the engine's own prefix cache has the block of the first group."""
         ...
 
 
@@ -98,7 +102,7 @@ class Saver:
         adapter: bytes,
         origin: Any = None,
     ) -> list[Save]:
-        """Return the saves of one request whose first `num_tokens` tokens are in the cache after this step.
+        """Return the saves of a request that has `num_tokens` tokens in the cache after this step.
         `tables` are its block tables, one per group. Advances `saving`; holds the blocks."""
         saves = []
         for group, table in zip(self._groups, tables, strict=True):
@@ -170,6 +174,10 @@ class Saver:
                     break  # unknown, or under way: what comes behind it is no older
                 del self._known[key]
         self._trim()
+
+    def is_local(self, name: bytes) -> bool:
+        """Whether the engine has a block of the first group itself."""
+        return self._holder.has(name)
 
     def forget_all(self) -> None:
         """Remember nothing as stored; saves under way go on."""

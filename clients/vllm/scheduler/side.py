@@ -25,7 +25,7 @@ from .lookups import LookupAgent, LookupAnswer, LookupRequest, PendingLookup, Se
 from .saving import NEVER, Saver, Saving, StoredBlocks
 from .sessions import Turn, turn_of
 
-MIN_PREFILL_TOKENS = 256  # of one request in a step whose time says how fast prompts are computed,
+MIN_PREFILL_TOKENS = 256  # of one request in a step that is timed to learn how fast prompts are computed,
 MIN_PREFILL_FRACTION = 0.9  # and of all that the step computes: a few others may decode meanwhile
 ASK_AGAIN_AFTER = 2  # answer timeouts; a request loses one of them while its turn has come
 GRACE_S = 1.0  # beyond the time that promotions may take
@@ -57,8 +57,9 @@ class Tracked:
 
 
 class SchedulerSide:
-    """Everything that happens in the engine's scheduler process. No method blocks, but for `answer_wait_s`
-    of a step in all."""
+    """Everything that happens in the engine's scheduler process.
+
+    No method blocks, but for `answer_wait_s` of a step in all."""
 
     def __init__(
         self,
@@ -68,9 +69,7 @@ class SchedulerSide:
         saver: Saver,
         counters: Counters,
         engine: str = "",
-        has_listeners: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        is_local: Callable[[bytes], bool] = lambda name: False,
     ) -> None:
         self._options = options
         self._groups = list(groups)
@@ -78,9 +77,7 @@ class SchedulerSide:
         self._saver = saver
         self._counters = counters
         self._engine = engine
-        self._has_listeners = has_listeners  # to what is stored: requests are remembered for it
         self._clock = clock
-        self._is_local = is_local  # whether the engine has a block itself, by hash
         self._tracked: dict[str, Tracked] = {}
         self._loading: dict[str, Tracked] = {}  # until every rank has said that it is over
         self._num_arriving = 0  # loads that were begun early, and are not over
@@ -99,7 +96,8 @@ class SchedulerSide:
             self._ask(tracked, self._local_tokens(request), is_early=True)
 
     def matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Return how many tokens beyond `num_computed_tokens` will be loaded, and whether asynchronously;
+        """Return how many tokens beyond `num_computed_tokens` will be loaded, and whether asynchronously.
+
         (None, False) while that is not known. Idempotent while nothing changes."""
         tracked = self._tracked.get(request.request_id) or self._track(request)
         if tracked.num_preemptions != request.num_preemptions:  # its blocks are gone: everything anew
@@ -174,8 +172,10 @@ class SchedulerSide:
     # -------------------------------------------------------------------------------- every step
 
     def plan(self, plan: StepPlan, scheduled: dict[str, int], tables: Callable[[str], Any]) -> None:
-        """Fill in the step's plan. `scheduled` has the number of tokens per request that runs in this step,
-        `tables` returns a request's block tables, one per group.
+        """Fill in the step's plan.
+
+        `scheduled` has the number of tokens per request that runs in this step, `tables` returns a request's
+        block tables, one per group.
 
         Fills instead of returning: should this fail half-way, the loads are in the plan all the same, and
         the engine does not wait for one that was never begun.
@@ -217,8 +217,9 @@ class SchedulerSide:
         return self._saver.settle(acks)
 
     def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> None:
-        """A request has ended, by itself or by abort; its blocks are about to be freed. A load under way
-        keeps its lease until it is over."""
+        """A request has ended, by itself or by abort; its blocks are about to be freed.
+
+        A load under way keeps its lease until it is over."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return
@@ -239,8 +240,9 @@ class SchedulerSide:
         return self._saver.is_busy or bool(self._planned or self._last_saves)
 
     def reset(self, salt: str) -> None:
-        """What was stored so far is of no use any more, e.g. because the weights have changed. Nor is what
-        requests have computed or loaded so far: it must not be stored under the new salt."""
+        """What was stored so far is of no use any more, e.g. because the weights have changed.
+
+        Nor is what requests have computed or loaded so far: it must not be stored under the new salt."""
         self.salt = salt
         self._saver.forget_all()
         self._saver.drop(self._last_saves)
@@ -382,7 +384,7 @@ class SchedulerSide:
         low, high = 0, len(chain)
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._is_local(chain[middle - 1]) else (low, middle - 1)
+            low, high = (middle, high) if self._saver.is_local(chain[middle - 1]) else (low, middle - 1)
         return low * group.block_tokens
 
     def _share_out(
@@ -416,7 +418,7 @@ class SchedulerSide:
             table,
             tracked.turn.session,
             tracked.adapter,
-            request if self._has_listeners else None,
+            request,
         )
 
     def _num_saveable(self, tracked: Tracked, num_tokens: int) -> int:

@@ -38,8 +38,9 @@ class LayerView(NamedTuple):
         return cls(tensor.data_ptr(), tuple(tensor.shape), strides, size)
 
     def grouped(self, num_blocks: int) -> "LayerView":
-        """Return the view with the engine's blocks in front, kernel blocks behind them. Raises
-        PreconditionFailed."""
+        """Return the view with the engine's blocks in front, kernel blocks behind them.
+
+        Raises PreconditionFailed."""
         per_block, rest = divmod(self.shape[0], num_blocks)
         if rest or not per_block:
             raise PreconditionFailed(
@@ -108,8 +109,10 @@ class PagedGroup:
         self._strides: I64 = np.repeat(strides, len(self.runs))
 
     def described(self, geometry: Geometry) -> tuple[str, list[TensorView]]:
-        """Return axes (operations/page_layouts.py) and one view per layer by which the daemon reaches these
-        blocks, which are stored in the order in which they lie. Raises InvalidRequest."""
+        """Return axes (operations/page_layouts.py) and one view per layer of these blocks.
+
+        By them the daemon reaches the blocks, which are stored in the order in which they lie. Raises
+        InvalidRequest."""
         planes, tokens, heads = geometry.num_planes, geometry.block_tokens, geometry.num_kv_heads
         item_bytes = DTYPE_BYTES[geometry.dtype]
         row_bytes = geometry.head_dim * item_bytes

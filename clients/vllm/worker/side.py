@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ....v1.types import NamespaceIdentity, PutOutcome
+from ....v1.types import PutOutcome
 from ...connector.breaker import Breaker
 from ...errors import KvtierError
 from ...options import Limits, Timeout, plugin_connect_s
@@ -25,12 +25,11 @@ from ..options import Options
 from ..plan import Ack, Acks, Again, Load, Part, Save, StepPlan
 from .pages import PagedGroup
 from .threads import run_aside
-from .transfers import DevicePages, DeviceTransfer, Fetch, HostTransfer, Store, Transfer
+from .transfers import LOAD_STAGING_BYTES, Fetch, Store, Transfer
 
 HASH_BYTES = 32
 STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
 AGAIN = {PutOutcome.NO_ROOM: Again.REST, PutOutcome.PARENT_MISSING: Again.ALL}
-LOAD_STAGING_BYTES = 1 << 16  # loads need none
 SILENT_TIMEOUT_S = 0.5  # while the daemon does not answer: shared memory may still do
 #: Of one commit: one call for most prompts, and still in the processor's cache when the daemon reads it.
 SAVE_PIECE_BYTES = 16 << 20
@@ -38,26 +37,23 @@ MAX_BLOCKS = 4096  # in one call, as the daemon allows by default
 
 
 class WorkerSide:
-    """Loads and saves of one rank. `groups[i]` and `identities[i]` belong to KV cache group i. `device` has
-    the pages where they are not in host memory."""
+    """Loads and saves of one rank.
+
+    `make_transfer(staging_bytes)` makes what moves bytes for one thread: on the engine's thread, nothing is
+    sent. `groups[i]` is KV cache group i."""
 
     def __init__(
         self,
         options: Options,
         groups: Sequence[PagedGroup],
-        identities: Sequence[NamespaceIdentity],
-        make_client: Callable[[int], Client],
+        make_transfer: Callable[[int], Transfer],
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[str, Callable[[], None], bool], threading.Thread] = run_aside,
-        device: DevicePages | None = None,
     ) -> None:
         self.breaker = Breaker(clock=clock)
         self._options = options
         self._groups = list(groups)
-        self._identities = list(identities)
-        self._make_client = make_client
-        self._device = device
         self._counters = counters
         self._lock = threading.Lock()
         self._finished: set[str] = set()
@@ -66,21 +62,14 @@ class WorkerSide:
         self._loads: queue.SimpleQueue[tuple[Load, str, int] | None] = queue.SimpleQueue()
         self._arriving_loads: queue.SimpleQueue[tuple[Load, str, int] | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[tuple[Save, str, int, float] | None] = queue.SimpleQueue()
-        self._save_transfer = self._transfer(options.staging_bytes)
+        self._save_transfer = make_transfer(options.staging_bytes)
         self._threads = [run("kvtier-save", self._serve_saves, True)]
         loading = [self._loads] * options.num_load_threads
         if options.max_arriving_loads:  # these wait for the disk, and would hold up those from memory
             loading.append(self._arriving_loads)
-        self._load_transfers = [self._transfer(LOAD_STAGING_BYTES) for _ in loading]
+        self._load_transfers = [make_transfer(LOAD_STAGING_BYTES) for _ in loading]
         for i, (source, transfer) in enumerate(zip(loading, self._load_transfers, strict=True)):
             self._threads.append(run(f"kvtier-load-{i}", partial(self._serve_loads, source, transfer), False))
-
-    def _transfer(self, staging_bytes: int) -> Transfer:
-        """Make what moves bytes for one thread. On the engine's thread; nothing is sent."""
-        if self._device is None:
-            return HostTransfer(self._make_client(staging_bytes), self._identities, self._groups)
-        client = self._make_client(LOAD_STAGING_BYTES)
-        return DeviceTransfer(client, self._identities, self._device)
 
     # ---------------------------------------------------------------------- the engine's thread
 
@@ -114,7 +103,7 @@ class WorkerSide:
                 self._acks.by_job[save.job] = Ack(1, 0)
 
     def take_loaded(self) -> tuple[set[str], set[str]]:
-        """Return the requests whose loads are over since the last call, and those of them that failed."""
+        """Return the requests with loads that ended since the last call, and those that failed."""
         with self._lock:
             finished, self._finished = self._finished, set()
             failed, self._failed = self._failed, set()

@@ -29,8 +29,9 @@ def run_aside(name: str, work: Callable[[], None], in_background: bool) -> threa
 
 
 def spread_out() -> None:
-    """Let the calling thread run on all processors of this process. Linux only; elsewhere, and where it is
-    not allowed, nothing changes."""
+    """Let the calling thread run on all processors of this process.
+
+    Linux only; elsewhere, and where it is not allowed, nothing changes."""
     with suppress(OSError, AttributeError):
         processors: set[int] = set()
         for task in os.listdir("/proc/self/task"):

@@ -32,6 +32,7 @@ from ...values.types import PutReport
 from ..identity import salted
 from .pages import PagedGroup
 
+LOAD_STAGING_BYTES = 1 << 16  # of a client that stages nothing: loads need none, nor does a device
 NUM_MARKS = 4  # steps that an engine enqueues ahead of its device, and some that wait for the daemon
 DOUBT_PERIOD_S = 0.5  # between two questions whether the daemon has let go of pages
 LAST_COPIES_S = 0.5  # for what a daemon that has just died had given its device to do
@@ -119,8 +120,9 @@ class Transfer(ABC):
 
     @abstractmethod
     def mark(self) -> int:
-        """On the engine's thread: what it has enqueued so far comes before what is handed over now. Returns
-        the number that names this moment in `get` and `put`."""
+        """Return the number that names this moment in `get` and `put`.
+
+        On the engine's thread: what it has enqueued so far comes before what is handed over now."""
 
     @abstractmethod
     def get(self, fetch: Fetch, mark: int) -> Got:
@@ -145,13 +147,16 @@ class HostTransfer(Transfer):
         self._groups = list(groups)
 
     def mark(self) -> int:
-        return 0  # what a step has written in host memory is there when it ends
+        """Return 0: what a step has written in host memory is there when it ends."""
+        return 0
 
     def get(self, fetch: Fetch, mark: int) -> Got:
+        """Copy from shared memory into the pages."""
         report = fetch.through(self.client.get, self._groups[fetch.group].pieces(fetch.block_ids))
         return Got(report.num_loaded, report.num_one_sided < len(fetch.block_ids))
 
     def put(self, store: Store, mark: int) -> PutReport:
+        """Copy from the pages into staging memory, and commit."""
         return store.through(self.client.put, self._groups[store.group].pieces(store.block_ids))
 
 
@@ -184,11 +189,13 @@ class DeviceTransfer(Transfer):
         self._pages: dict[int, Pages] = {}
 
     def connect(self) -> None:
+        """Make namespaces and pages known to the daemon. Raises KvtierError."""
         super().connect()
         for group in range(len(self._identities)):
             self._pages_of(group)
 
     def mark(self) -> int:
+        """Record an event per group, on the engine's thread; return its number."""
         number = self._num_marked % NUM_MARKS
         self._num_marked += 1
         for marks in self._marks:
@@ -196,15 +203,18 @@ class DeviceTransfer(Transfer):
         return number
 
     def get(self, fetch: Fetch, mark: int) -> Got:
+        """Have the daemon fill the pages after `mark`."""
         with self._settled(fetch.group) as pages:
             report = fetch.through(pages.get, fetch.block_ids, after=pages.events[mark])
         return Got(report.num_loaded, True)
 
     def put(self, store: Store, mark: int) -> PutReport:
+        """Have the daemon read the pages after `mark`."""
         with self._settled(store.group) as pages:
             return store.through(pages.put, store.block_ids, after=pages.events[mark])
 
     def close(self) -> None:
+        """Take the pages back from the daemon, and disconnect."""
         for pages in self._pages.values():
             pages.unregister()
         super().close()
@@ -232,6 +242,25 @@ class DeviceTransfer(Transfer):
         except KvtierError:
             _settle(pages)
             raise
+
+
+def transfers_of(
+    make_client: Callable[[int], Client],
+    identities: Sequence[NamespaceIdentity],
+    groups: Sequence[PagedGroup],
+    device: DevicePages | None = None,
+) -> Callable[[int], Transfer]:
+    """Return what makes a Transfer with so many bytes of staging memory, for one thread.
+
+    `identities[i]` and `groups[i]` belong to KV cache group i. `device` has the pages where they are not in
+    host memory."""
+
+    def make(staging_bytes: int) -> Transfer:
+        if device is None:
+            return HostTransfer(make_client(staging_bytes), identities, groups)
+        return DeviceTransfer(make_client(LOAD_STAGING_BYTES), identities, device)
+
+    return make
 
 
 def _settle(pages: Pages) -> None:

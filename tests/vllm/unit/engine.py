@@ -94,6 +94,9 @@ class Pool:
             self.cached[group, name] = block
             self.names[block] = (group, name)
 
+    def has(self, name: bytes) -> bool:
+        return (0, name) in self.cached
+
     def hold(self, block_ids: Sequence[int]) -> None:
         for block in block_ids:
             if self.references[block] == 0:

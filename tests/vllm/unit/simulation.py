@@ -18,6 +18,7 @@ from kvtier.clients.vllm.scheduler.lookups import LookupAnswer, LookupRequest, P
 from kvtier.clients.vllm.scheduler.saving import Saver
 from kvtier.clients.vllm.scheduler.side import SchedulerSide
 from kvtier.clients.vllm.worker.side import WorkerSide
+from kvtier.clients.vllm.worker.transfers import transfers_of
 from kvtier.testing import FakeAppliance
 
 from .engine import LAYERS, PAGE_BYTES, PagedCache, Pool, Request, content
@@ -169,15 +170,12 @@ class Simulation:
         self.worker = WorkerSide(
             options,
             self.cache.paged,
-            identities,
-            lambda _: appliance.client(name="worker"),
+            transfers_of(lambda _: appliance.client(name="worker"), identities, self.cache.paged),
             self.counters,
             clock=lambda: self.num_steps * STEP_S,
             run=self.inline.run,
         )
-        self.scheduler = SchedulerSide(
-            options, groups, self.agent, saver, self.counters, clock=lambda: 0.0, is_local=self._is_local
-        )
+        self.scheduler = SchedulerSide(options, groups, self.agent, saver, self.counters, clock=lambda: 0.0)
         self.requests: dict[str, Request] = {}
         self.num_hit_tokens = 0
         self.num_finished = 0
@@ -406,9 +404,6 @@ class Simulation:
         for table in request.tables:
             self.pool.free([block for block in reversed(table) if block != NULL_BLOCK])
             table.clear()
-
-    def _is_local(self, name: bytes) -> bool:
-        return (0, name) in self.pool.cached
 
     def _audit(self) -> None:
         assert self.scheduler.check_integrity() == []

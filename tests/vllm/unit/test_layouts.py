@@ -20,7 +20,7 @@ from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Load, Part, Save, StepPlan
 from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
 from kvtier.clients.vllm.worker.side import WorkerSide
-from kvtier.clients.vllm.worker.transfers import DevicePages
+from kvtier.clients.vllm.worker.transfers import DevicePages, transfers_of
 from tests.fakes.gpu.device import FakeDevice
 
 from ...e2e.direct_device import FakeExporter
@@ -59,10 +59,8 @@ class Rank:
         self.side = WorkerSide(
             Options(target=served.target, load_timeout_s=WAIT_S, save_timeout_s=WAIT_S),
             [group],
-            [identity],
-            lambda _: Client(served.target, timeout=timeout),
+            transfers_of(lambda _: Client(served.target, timeout=timeout), [identity], [group], pages),
             Counters(),
-            device=pages,
         )
 
     def mark(self, event: Any) -> None:

@@ -73,6 +73,7 @@ class Held:
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
+        self.local: set[bytes] = set()  # names of blocks in the engine's own cache
 
     def hold(self, block_ids: Sequence[int]) -> None:
         self.blocks += block_ids
@@ -80,6 +81,9 @@ class Held:
     def free(self, block_ids: Sequence[int]) -> None:
         for block in block_ids:
             self.blocks.remove(block)
+
+    def has(self, name: bytes) -> bool:
+        return name in self.local
 
 
 class Scene:
@@ -336,8 +340,8 @@ def test_a_lost_lease_is_asked_for_again_but_not_for_ever(scene: Scene) -> None:
 
 def test_a_pin_that_begins_behind_the_engines_own_blocks_is_renewed(scene: Scene) -> None:
     """On arrival the engine had two blocks; until it was scheduled one of them was evicted."""
-    local = set(GROUPS[0].chain(request().block_hashes)[:2])
-    scene.side._is_local = local.__contains__
+    local = scene.held.local
+    local.update(GROUPS[0].chain(request().block_hashes)[:2])
     one = request()
     scene.side.arrived(one)
     assert scene.agent.asked[0].question.first_token == 16

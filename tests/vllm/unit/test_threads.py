@@ -20,6 +20,7 @@ from kvtier.clients.vllm.scheduler import finding
 from kvtier.clients.vllm.scheduler.agent import Agent
 from kvtier.clients.vllm.scheduler.lookups import LookupRequest, PendingLookup, SessionUpdate
 from kvtier.clients.vllm.worker.side import WorkerSide
+from kvtier.clients.vllm.worker.transfers import transfers_of
 from kvtier.testing import FakeAppliance
 
 from .engine import HASH_TOKENS, LAYERS, PAGE_BYTES, PagedCache, content, hashes_of
@@ -392,8 +393,7 @@ class Worker:
         self.side = WorkerSide(
             OPTIONS,
             self.cache.paged,
-            identities(GROUPS),
-            lambda _: appliance.client(name="worker"),
+            transfers_of(lambda _: appliance.client(name="worker"), identities(GROUPS), self.cache.paged),
             self.counters,
             clock=lambda: 0.0,  # an open breaker stays open, however long the machine thinks
         )

@@ -18,7 +18,7 @@ from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Load, Part, Save, StepPlan
 from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
 from kvtier.clients.vllm.worker.side import WorkerSide
-from kvtier.clients.vllm.worker.transfers import DevicePages
+from kvtier.clients.vllm.worker.transfers import DevicePages, transfers_of
 from tests.fakes.gpu.device import FakeDevice
 
 from ...e2e.direct_scene import (
@@ -64,10 +64,10 @@ class Rank:
         self.side = WorkerSide(
             options,
             [self.group],
-            [IDENTITY],
-            lambda _: Client(served.target, timeout=timeout),
+            transfers_of(
+                lambda _: Client(served.target, timeout=timeout), [IDENTITY], [self.group], self.pages
+            ),
             self.counters,
-            device=self.pages,
         )
 
     def save(self, block_ids: list[int]) -> None:
