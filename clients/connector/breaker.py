@@ -88,8 +88,7 @@ class Breaker:
 
 
 def _is_gone(problem: Exception) -> bool:
-    """Whether asking again at once is useless: no daemon listens, the connection broke, or this caller may "
-    "not."""
+    """Whether asking again at once is useless: no daemon, no connection, or no access."""
     return isinstance(problem, Unavailable) or (isinstance(problem, KvtierError) and _is_shut_out(problem))
 
 

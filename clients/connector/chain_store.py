@@ -35,11 +35,19 @@ class Whereabouts(Protocol):
     """What a plug-in's options say of the appliance. Empty: as the environment says."""
 
     @property
-    def target(self) -> str: ...
+    def target(self) -> str:
+        """Address of the daemon."""
+        ...
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the client, for the daemon's status and logs."""
+        ...
+
     @property
-    def domain(self) -> str: ...
+    def domain(self) -> str:
+        """Isolation domain."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ PLUGIN_BUG = "PLUGIN_BUG"  # cause of a miss: the plug-in itself is wrong; the l
 
 
 def harmless(default: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make a hook return `default(*its arguments)` instead of raising. Its object has a `guard`: a Guard, or
-    Defects.
+    """Make a hook return `default(*its arguments)` instead of raising.
 
-    The last net under a plug-in: what is expected to go wrong never gets that far.
+    Its object has a `guard`: a Guard, or Defects. The last net under a plug-in: what is expected to go wrong
+    never gets that far.
     """
 
     def decorate(hook: Callable[..., T]) -> Callable[..., T]:
@@ -103,8 +103,11 @@ class Guard:
         return None
 
     def give_back(self, what: str, call: Callable[[], object]) -> None:
-        """Make a call that gives back what this process holds, also while the daemon does not answer; it is
-        all the same whether the daemon hears of it. Never raises an Exception."""
+        """Make a call that gives back what this process holds, also while the daemon does not answer.
+
+        It may fail: the daemon ends what a client held when the connection is gone. Never raises an
+        Exception.
+        """
         try:
             call()
         except KvtierError as problem:

@@ -3,8 +3,8 @@
 The file backend in SGLang's tree puts model name, ranks and sizes into its file names and leaves dtype,
 layout and the weights themselves to luck. Here a namespace is: digest of the weights, one pool (KV, Mamba
 state, indexer ...), its class, layout, dtype and page size, the layers of this pipeline stage, and the rank
-where a page is a shard. Ranks whose pages are replicas (MLA) share one; replicas of data parallelism always
-do.
+where a page is a shard. Ranks with pages that are replicas (MLA) share one; replicas of data parallelism
+always do.
 
 Nothing of SGLang is imported; its config and pools are recognised by their fields.
 """
@@ -111,8 +111,9 @@ def namespace_of(
 
 
 def run_of_server() -> str:
-    """Return what the ranks of one server on this host have in common, and no other server has, before or
-    after: their parent process, and when it began."""
+    """Return a name that the ranks of one server on this host share, and no other server ever has.
+
+    It is made of their parent process and of when that began."""
     parent = os.getppid()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

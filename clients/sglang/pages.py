@@ -34,8 +34,9 @@ class PageMemory:
             self.page_bytes = int(page.numel()) * int(page.element_size())
 
     def of(self, indices: Any) -> Memory:
-        """Return the memory of pages to be read: in place, or copied out. `indices`: SGLang's tensor of token
-        slots, page_tokens a page."""
+        """Return the memory of pages to be read: in place, or copied out.
+
+        `indices` is SGLang's tensor of token slots, page_tokens a page."""
         if self.has_addresses:
             return self._pieces(indices)
         return [self._pool.get_data_page(first, flat=True).contiguous() for first in self._firsts(indices)]
