@@ -12,7 +12,7 @@ Threads that want to overlap make a store each, because a Client serialises its 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ...v1.types import NamespaceIdentity, PutOutcome
 from ..memory.buffers import Pieces
@@ -22,32 +22,15 @@ from ..sync import Client
 from ..values.namespace import Namespace
 from ..values.types import PutReport
 from .guard import Guard
+from .plugin_options import ChainOptions
 
 MAX_LOAD_BYTES = 32 << 20  # held at one time: a client may pin only a share of the memory
 LEAST_STAGING_BYTES = 2 << 20
+MAX_GAPS = 16  # of one lookup; behind more of them nothing is found
 GONE_BEFORE_LOAD = "GONE_BEFORE_LOAD"  # cause of a miss: found by a lookup, evicted before the get
 
 Memory = Sequence[Any] | Pieces  # one buffer per block, or blocks in pieces
 _STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
-
-
-class Whereabouts(Protocol):
-    """What a plug-in's options say of the appliance. Empty: as the environment says."""
-
-    @property
-    def target(self) -> str:
-        """Address of the daemon."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Name of the client, for the daemon's status and logs."""
-        ...
-
-    @property
-    def domain(self) -> str:
-        """Isolation domain."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +53,7 @@ class ChainStore:
 
     @classmethod
     def at(
-        cls, options: Whereabouts, guard: Guard, deadline_s: float, staging_bytes: int = 0
+        cls, options: ChainOptions, guard: Guard, deadline_s: float, staging_bytes: int = 0
     ) -> "ChainStore":
         """Make a store with a connection of its own; nothing is sent yet."""
         settings = ClientSettings.from_env()
@@ -94,6 +77,21 @@ class ChainStore:
 
         with self._turn:
             return self._in_pieces(len(hashes), len(hashes), lookup)
+
+    def which_stored(
+        self, identity: NamespaceIdentity, hashes: Sequence[bytes], max_gaps: int = MAX_GAPS
+    ) -> list[bool]:
+        """Return for each of `hashes` whether it is stored.
+
+        Behind `max_gaps` that are not, and from where there is no answer on, none is."""
+        found: list[bool] = []
+        while len(found) < len(hashes) and max_gaps:
+            num_blocks = self.num_stored(identity, hashes[len(found) :])
+            if num_blocks is None:
+                break
+            found += [True] * num_blocks + [False]
+            max_gaps -= 1
+        return (found + [False] * len(hashes))[: len(hashes)]
 
     def store(
         self,

@@ -8,9 +8,13 @@ else that must agree goes into `layout`.
 A large block is cut into fragments of equal size so that several can be read from nvme at the same time.
 """
 
+import hashlib
+import json
+from collections.abc import Mapping
 from math import gcd
+from typing import Any
 
-from ...v1.types import Geometry
+from ...v1.types import Geometry, NamespaceIdentity
 from ..errors import InvalidRequest
 
 MAX_FRAGMENT_BYTES = 4 << 20
@@ -52,6 +56,15 @@ def opaque_geometry(
         layers_per_group=1,
         num_planes=1,
     )
+
+
+def opaque_identity(
+    weights: bytes, block_bytes: int, block_tokens: int, kind: str, facts: Mapping[str, Any], shard: str
+) -> NamespaceIdentity:
+    """Return the identity of opaque blocks of `kind` that agree in `facts` (as JSON has them)."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    geometry = opaque_geometry(block_bytes, block_tokens, f"{kind},{digest[:32]}")
+    return NamespaceIdentity(weights, geometry, shard=shard)
 
 
 def _num_fragments(block_bytes: int, max_fragment_bytes: int) -> int:

@@ -6,10 +6,12 @@ a misspelt setting that is silently ignored costs an administrator a day.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from ..errors import InvalidRequest
+from ..weights import checkpoint_digest, find_checkpoint
 
 Options = TypeVar("Options")
 
@@ -56,3 +58,34 @@ def digest_from(text: str, name: str = "weights_digest") -> bytes:
 def bad_option(message: str) -> InvalidRequest:
     """Return (not raise) the error of a wrong setting. It is a ValueError, too."""
     return InvalidRequest(message, reason="BAD_OPTION")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """Settings that all plug-ins over a ChainStore have. Raises InvalidRequest for a wrong digest."""
+
+    target: str = ""  # of the daemon; empty: KVTIER_TARGET, or the usual socket
+    name: str = ""  # of the client, for the daemon's status and logs
+    domain: str = ""  # isolation domain
+    weights: str = ""  # folder of the weights, where the model's name is no folder and not in the hub's cache
+    weights_digest: str = ""  # hexadecimal; instead of reading the weights
+    revision: str = ""  # of a model of the hub
+    variant: str = ""  # whatever else changes the KV: overrides of the config, quantization at load time, ...
+    lookup_timeout_s: float = 0.5
+    load_timeout_s: float = 5.0
+    store_timeout_s: float = 5.0
+    staging_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.weights_digest:
+            digest_from(self.weights_digest)
+
+    def weights_of(self, model: str) -> bytes:
+        """Return the digest of the weights: as given, or of the files they are loaded from.
+
+        Raises InvalidRequest when there are none: the name that a model is served by need not be a path.
+        """
+        if self.weights_digest:
+            return digest_from(self.weights_digest)
+        folder = Path(self.weights).expanduser() if self.weights else None
+        return checkpoint_digest(folder or find_checkpoint(model, self.revision or None))

@@ -26,11 +26,8 @@ from .identity import (
     hash_of,
     namespace_of,
     run_of_server,
-    weights_of,
 )
 from .pages import PageMemory
-
-MAX_GAPS = 16  # of one pool's lookup: what lies behind more of them counts as missing
 
 
 def _all_false(keys: Sequence[str] | None = None, *_: Any, **__: Any) -> list[bool]:
@@ -55,7 +52,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         self.options = StorageOptions.from_config(storage_config.extra_config)
         self.config = storage_config
         self.guard = Guard(__name__)
-        self._weights = weights_of(storage_config, self.options)
+        self._weights = self.options.weights_of(storage_config.model_name or "")
         self._run = run_of_server()
         self._num_clears = 0
         self._pools: dict[str, tuple[PageMemory, NamespaceIdentity]] = {}
@@ -210,15 +207,10 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
 
     def _present(self, name: str, keys: Sequence[str]) -> list[bool]:
         """Return for every page whether it is stored; from the last one back, as far as MAX_GAPS reach."""
-        present = [False] * len(keys)
-        end = len(keys)
-        for _ in range(MAX_GAPS):
-            num_found = self._num_stored(name, keys[:end][::-1])
-            present[end - num_found : end] = [True] * num_found
-            end -= num_found + 1
-            if end <= 0:
-                break
-        return present
+        if name not in self._pools:
+            return [False] * len(keys)
+        hashes = [hash_of(key) for key in reversed(keys)]
+        return self._probes.which_stored(self._pools[name][1], hashes)[::-1]
 
     def _get(self, name: str, keys: Sequence[str], indices: Any) -> list[bool]:
         memory, identity = self._pools[name]

@@ -10,7 +10,6 @@ Nothing of SGLang is imported; its config and pools are recognised by their fiel
 """
 
 import hashlib
-import json
 import os
 import uuid
 from collections.abc import Mapping
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ...v1.types import NamespaceIdentity
-from ..connector.opaque import opaque_geometry
-from ..connector.plugin_options import bad_option, digest_from, options_from
-from ..weights import checkpoint_digest, find_checkpoint
+from ..connector.opaque import opaque_identity
+from ..connector.plugin_options import ChainOptions, bad_option, options_from
 
 FORMAT = 1  # of a page as a block; raise it when the same bytes would mean something else
 SUPPORTED_SGLANG = ("0.5.23",)
@@ -30,22 +28,10 @@ SHARDED_POOLS = ("mamba",)  # a shard per rank even where the KV is replicated
 
 
 @dataclass(frozen=True, slots=True)
-class StorageOptions:
+class StorageOptions(ChainOptions):
     """What `"kvtier": {...}` in the backend's extra config may say."""
 
-    target: str = ""  # of the daemon; empty: KVTIER_TARGET, or the usual socket
     name: str = "sglang"
-    domain: str = ""  # isolation domain
-    weights: str = (
-        ""  # folder of the weights; needed unless the served name is a folder or in the hub's cache
-    )
-    weights_digest: str = ""  # hexadecimal; instead of reading the weights
-    revision: str = ""  # of a model of the hub
-    variant: str = ""  # whatever else changes the KV: overrides of the config, quantization at load time, ...
-    lookup_timeout_s: float = 0.5
-    load_timeout_s: float = 5.0
-    store_timeout_s: float = 5.0
-    staging_bytes: int = 64 << 20
 
     @classmethod
     def from_config(cls, extra_config: Mapping[str, Any] | None) -> "StorageOptions":
@@ -53,10 +39,7 @@ class StorageOptions:
         settings = (extra_config or {}).get("kvtier", {})
         if not isinstance(settings, Mapping):
             raise bad_option(f'"kvtier" in the extra config must be an object of settings, is {settings!r}')
-        options = options_from(cls, settings, "the kvtier backend")
-        if options.weights_digest:
-            digest_from(options.weights_digest)
-        return options
+        return options_from(cls, settings, "the kvtier backend")
 
 
 def check_version(version: str) -> None:
@@ -66,15 +49,6 @@ def check_version(version: str) -> None:
             f"this kvtier knows the storage interface of SGLang {', '.join(SUPPORTED_SGLANG)}, "
             f"found {version}; install a matching pair"
         )
-
-
-def weights_of(config: Any, options: StorageOptions) -> bytes:
-    """Return the digest of the weights: as given, or of the files. Raises InvalidRequest when there are none:
-    SGLang tells a backend the served name, which need not be a path."""
-    if options.weights_digest:
-        return digest_from(options.weights_digest)
-    folder = Path(options.weights).expanduser() if options.weights else None
-    return checkpoint_digest(folder or find_checkpoint(config.model_name or "", options.revision or None))
 
 
 def namespace_of(
@@ -100,14 +74,10 @@ def namespace_of(
         "split_heads": [config.should_split_heads, config.tp_lcm_size],
         "variant": variant,
     }
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     tokens = max(1, int(getattr(pool, "page_size", 1) or 1))
     rank = "all" if is_replicated else f"{config.tp_rank}/{config.tp_size}"
-    return NamespaceIdentity(
-        weights,
-        opaque_geometry(page_bytes, tokens, f"sglang.{FORMAT},{digest[:32]}"),
-        shard=f"pool={pool_name},tp={rank},pp={config.pp_rank}/{config.pp_size}",
-    )
+    shard = f"pool={pool_name},tp={rank},pp={config.pp_rank}/{config.pp_size}"
+    return opaque_identity(weights, page_bytes, tokens, f"sglang.{FORMAT}", facts, shard)
 
 
 def run_of_server() -> str:

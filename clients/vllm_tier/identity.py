@@ -9,17 +9,13 @@ namespace, and any difference is another namespace, never a wrong byte. What vLL
 Nothing of vLLM is imported; an OffloadingConfig is recognised by its fields.
 """
 
-import hashlib
-import json
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...v1.types import NamespaceIdentity
-from ..connector.opaque import opaque_geometry
+from ..connector.opaque import opaque_identity
 from ..vllm.versions import SUPPORTED
-from ..weights import checkpoint_digest, find_checkpoint
 from .options import TierOptions
 
 FORMAT = 1  # of a row as a block; raise it when the same bytes would mean something else
@@ -38,13 +34,13 @@ class TierIdentity:
     def namespace(self, group: int) -> NamespaceIdentity:
         """Return the identity of the namespace that holds one cache group's chunks."""
         facts = {**self.facts, "epoch": self.epoch}
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         parallel = self.facts["parallel"]
-        return NamespaceIdentity(
+        return opaque_identity(
             self.weights,
-            opaque_geometry(
-                self.row_bytes, self.chunk_tokens.get(group, 1), f"vllm-tier.{FORMAT},{digest[:32]}"
-            ),
+            self.row_bytes,
+            self.chunk_tokens.get(group, 1),
+            f"vllm-tier.{FORMAT}",
+            facts,
             shard=f"tp={parallel['tp_size']},pp={parallel['pp_size']},group={group}",
         )
 
@@ -78,8 +74,7 @@ def identity_of(
     chunk_tokens = {
         group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups
     }
-    weights = weights_of(config.model.name, options)
-    return TierIdentity(weights, facts, row_bytes, chunk_tokens)
+    return TierIdentity(options.weights_of(config.model.name), facts, row_bytes, chunk_tokens)
 
 
 def check_version(vllm_version: str) -> None:
@@ -89,14 +84,6 @@ def check_version(vllm_version: str) -> None:
             f"this kvtier knows the tiers of vLLM {', '.join(SUPPORTED)}, found {vllm_version}; "
             "install a matching pair"
         )
-
-
-def weights_of(model: str, options: TierOptions) -> bytes:
-    """Return the digest of the weights: as given, or of the files they are loaded from."""
-    if options.weights_digest:
-        return bytes.fromhex(options.weights_digest)
-    folder = Path(options.weights).expanduser() if options.weights else None
-    return checkpoint_digest(folder or find_checkpoint(model, options.revision or None))
 
 
 def host_device(kind: str, instructions: str = "") -> str:

@@ -9,15 +9,14 @@ straight into the row.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
 from ...v1.types import NamespaceIdentity
-from ..connector.chain_store import ChainStore
+from ..connector.chain_store import MAX_GAPS, ChainStore
 from ..memory.buffers import Pieces
 from .runs import Run, hash_of, in_order_of_asking
-
-MAX_GAPS = 16  # of one lookup; behind more of them nothing is found
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +95,10 @@ class TierTransfers:
         """
         found: set[bytes] = set()
         for group, asked in in_order_of_asking(keys).items():
-            num_gaps = MAX_GAPS if is_descending(asked) else 1
-            while asked and num_gaps:
-                num_blocks = self._store.num_stored(self._identity_of(group), [hash_of(key) for key in asked])
-                if num_blocks is None:
-                    break
-                found.update(asked[:num_blocks])
-                asked = asked[num_blocks + 1 :]
-                num_gaps -= 1
+            max_gaps = MAX_GAPS if is_descending(asked) else 1
+            hashes = [hash_of(key) for key in asked]
+            is_stored = self._store.which_stored(self._identity_of(group), hashes, max_gaps)
+            found.update(compress(asked, is_stored))
         return found
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from kvtier.clients.sglang.identity import (
     check_version,
     hash_of,
     namespace_of,
-    weights_of,
 )
 
 WEIGHTS = b"w" * 32
@@ -124,11 +123,11 @@ def test_untested_versions_are_refused(version: str) -> None:
 
 def test_weights(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
-    by_folder = weights_of(Config(), StorageOptions(weights=str(tmp_path)))
-    assert weights_of(replace(Config(), model_name=str(tmp_path)), StorageOptions()) == by_folder
-    assert weights_of(Config(), StorageOptions(weights_digest="ab" * 32)) == bytes.fromhex("ab" * 32)
+    by_folder = StorageOptions(weights=str(tmp_path)).weights_of("org/unknown")
+    assert StorageOptions().weights_of(str(tmp_path)) == by_folder
+    assert StorageOptions(weights_digest="ab" * 32).weights_of("org/unknown") == bytes.fromhex("ab" * 32)
     with pytest.raises(InvalidRequest, match="give their folder, or a digest"):
-        weights_of(Config(), StorageOptions())
+        StorageOptions().weights_of("org/unknown")
 
 
 @pytest.mark.parametrize(

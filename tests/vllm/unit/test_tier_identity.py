@@ -12,7 +12,6 @@ from kvtier.clients.vllm_tier.identity import (
     check_version,
     host_device,
     identity_of,
-    weights_of,
 )
 from kvtier.clients.vllm_tier.options import TierOptions
 
@@ -151,11 +150,11 @@ def test_untested_versions_are_refused(version: str) -> None:
 
 def test_weights_come_from_digest_folder_or_model(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
-    by_name = weights_of(str(tmp_path), TierOptions())
-    assert weights_of("org/unknown", TierOptions(weights=str(tmp_path))) == by_name
-    assert weights_of("org/unknown", OPTIONS) == bytes.fromhex(DIGEST)
+    by_name = TierOptions().weights_of(str(tmp_path))
+    assert TierOptions(weights=str(tmp_path)).weights_of("org/unknown") == by_name
+    assert OPTIONS.weights_of("org/unknown") == bytes.fromhex(DIGEST)
     with pytest.raises(InvalidRequest, match="org/unknown"):
-        weights_of("org/unknown", TierOptions())
+        TierOptions().weights_of("org/unknown")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from kvtier.clients.connector.guard import BREAKER_OPEN, Guard
 from kvtier.clients.connector.opaque import opaque_geometry
 from kvtier.clients.memory.buffers import address_of
 from kvtier.clients.memory.extents import U8
-from kvtier.clients.vllm_tier import transfers
 from kvtier.clients.vllm_tier.runs import Run
 from kvtier.clients.vllm_tier.transfers import PrimaryPool, TierJob, TierTransfers
 from kvtier.testing import FakeAppliance
@@ -169,9 +168,18 @@ def test_probing_goes_behind_gaps_only_for_windows(appliance: FakeAppliance) -> 
         found = moving.probe(ascending[::-1], is_descending)
         assert found == {key(n) for n in (0, 1, 4, 5, 9)}
         num_calls = len(appliance.calls)
-        gaps = [key(n) for n in range(100, 100 + 3 * transfers.MAX_GAPS)]
+        gaps = [key(n) for n in range(100, 100 + 3 * chain_store.MAX_GAPS)]
         assert moving.probe(gaps, is_descending) == set()
-        assert appliance.calls[num_calls:].count("Lookup") == transfers.MAX_GAPS
+        assert appliance.calls[num_calls:].count("Lookup") == chain_store.MAX_GAPS
+
+
+def test_no_answer_is_not_taken_for_a_gap(appliance: FakeAppliance) -> None:
+    with appliance.client() as client:
+        moving = transfers_of(client, pool())
+        assert moving.probe([key(0)], is_descending) == set()
+        appliance.unavailable = True
+        assert moving.probe([key(n) for n in range(chain_store.MAX_GAPS)], is_descending) == set()
+        assert sum(moving._store.guard.causes.values()) == 1
 
 
 def test_a_full_appliance_refuses_and_nothing_is_lost_of_the_rest() -> None:
