@@ -1,92 +1,113 @@
 """KvEvents: block events for routers, on the wire as vLLM's ZmqEventPublisher puts them there.
 
     PUB     topic, sequence (8 bytes, big endian), payload = msgpack [time, [event, ...], 0]
-    ROUTER  asked for a sequence: every batch remembered from there on, then sequence -1 and no payload
+    ROUTER  asked for a sequence: every batch from there on, then sequence -1 and no payload
 
 Source: `vllm/distributed/kv_events.py` of vLLM 0.32; tests compare byte by byte with what its classes encode.
-So whatever listens to vLLM's events learns of kvtier's tiers without a line of its own: `medium` is GPU,
-CPU or STORAGE for hbm, host memory and nvme. Prefix hashes are those of the runtime. What kvtier does not
-know is sent as vLLM would for want of it: `token_ids` is empty, for kvtier never sees tokens. A router that
-hashes tokens itself has to learn the hashes from the engine's own events.
+`medium` is CPU for hbm and memory, STORAGE for nvme: what routers call GPU are the engine's own pages, ready
+to be read by attention. A block is stored in a medium once and removed when its last tier of that medium
+gives it up. `block_hashes` are integers, the low 64 bits of the runtime's hashes, as vLLM sends them by
+default. `token_ids` is empty, for kvtier never sees tokens: a router that hashes tokens itself has to learn
+the hashes from the engine's own events.
+
+A listener that starts late or has missed something asks for a replay. What is older than the remembered
+batches is answered with a snapshot: AllBlocksCleared, then what is stored now. Sequences begin at the clock
+in microseconds, so that those of a restarted daemon are never taken for old ones, and a subscription is
+greeted with a batch without events: its number shows a listener that it has missed something.
 
 Where to connect and where to bind is decided as vLLM does: wildcards and ipc are bound, the rest is
 connected. Replays are served beside an endpoint that is bound: at the next port, or at the path with
-`.replay` at its end.
+`.replay` at its end. They are served one at a time and at a bounded rate.
 
 gRPC's Watch (EventsService) says the same with gaps and reasons; this is for what speaks vLLM already. Sends
 never block: a subscriber that is slow loses batches, sees the gap in the numbers, and asks for a replay.
 """
 
 import asyncio
-import itertools
 import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgpack
 import zmq
 import zmq.asyncio
 
-from ...v1.types import TierKind
+from ...v1.types import Tier, TierKind
 from ..config import is_private
-from ..core.catalog.catalog import NO_ROW, Catalog
+from ..core.catalog.catalog import NO_ROW, Catalog, NamespaceEntry
 from ..core.events import Event
 from ..core.instructions import BlockChange, Notify
 from ..errors import StartError
 
 log = logging.getLogger(__name__)
 
-MEDIUM = {TierKind.DEVICE: "GPU", TierKind.MEMORY: "CPU", TierKind.SEGMENTS: "STORAGE"}
+CPU, STORAGE = "CPU", "STORAGE"
+MEDIUM = {TierKind.DEVICE: CPU, TierKind.MEMORY: CPU, TierKind.SEGMENTS: STORAGE}
 RANK = 0  # of the only publisher here
 MAX_BATCHES = 10_000  # remembered for replays, as many as vLLM does by default
 MAX_BATCH_BYTES = 64 << 20  # of those, all together
+SLICE_ROWS = 1000  # of the catalog, in a batch of a snapshot: half a millisecond of the loop
+REPLAY_BYTES_PER_S = 64 << 20  # a listener that fails at every batch asks after every batch
+SEND_TIMEOUT_S = 10.0  # of a replay to a listener that does not read
 HIGH_WATER_MARK = 100_000
 END = (-1).to_bytes(8, "big", signed=True)
+CLEARED = {"type": "AllBlocksCleared"}
 
 
 class KvEvents:
     """Publishes from `start` to `stop`. Owned by the event loop."""
 
-    def __init__(self, catalog: Catalog, endpoint: str, topic: str = "") -> None:
+    def __init__(
+        self, catalog: Catalog, endpoint: str, topic: str = "", clock: Callable[[], float] = time.time
+    ) -> None:
         self._catalog = catalog
         self._mediums = [MEDIUM[spec.kind] for spec in catalog.ladder.specs]
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint_of(endpoint)
         self._topic = topic.encode()
+        self._clock = clock
         self._context = zmq.asyncio.Context()
         self._pub: Any = None
         self._replay: Any = None
-        self._task: asyncio.Task[None] | None = None
-        self._numbers = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._number = int(clock() * 1e6)  # of the next batch
         self._gathered: list[dict[str, Any]] = []
+        self._is_due = False
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=MAX_BATCHES)
         self._batch_bytes = 0
-        self.num_lost = 0  # batches that no socket took
 
     def start(self) -> None:
         """Open the sockets. Raises StartError, naming the setting."""
+        run = asyncio.get_running_loop().create_task
         try:
-            self._pub = zmq.Context(self._context).socket(zmq.PUB)
+            self._pub = self._context.socket(zmq.XPUB)
+            self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # a second subscription to a topic is heard too
             self._pub.set_hwm(HIGH_WATER_MARK)
             _attach(self._pub, self._endpoint)
             if self._replay_endpoint:
                 self._replay = self._context.socket(zmq.ROUTER)
+                self._replay.setsockopt(zmq.ROUTER_MANDATORY, 1)  # wait for a slow listener, lose nothing
                 self._replay.bind(self._replay_endpoint)
                 _keep_private(self._replay_endpoint)
-                self._task = asyncio.get_running_loop().create_task(self._answer_replays())
+                self._tasks.append(run(self._answer_replays()))
         except zmq.ZMQError as problem:
             raise StartError(
                 f"cannot publish at {self._endpoint} ({problem}); change `observe.kv_events`"
             ) from problem
+        self._tasks.append(run(self._greet()))
+        self._gathered.append(CLEARED)
+        self.publish()
 
     async def stop(self) -> None:
         """Close the sockets. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for socket in (self._pub, self._replay):
             if socket is not None:
                 socket.close(linger=0)
@@ -97,23 +118,33 @@ class KvEvents:
         """Gather the block events of a step; what gathers in one turn of the loop is one batch."""
         for instruction in instructions:
             if type(instruction) is Notify:
-                if not self._gathered:
-                    asyncio.get_running_loop().call_soon(self.publish)
                 self._gathered += self._events(instruction)
+        if self._gathered:
+            self._publish_soon()
 
     def publish(self) -> None:
         """Send what has gathered."""
+        self._is_due = False
         events, self._gathered = self._gathered, []
-        if not events or self._pub is None:
+        if self._pub is None:
             return
-        number, payload = next(self._numbers), encode(time.time(), events)
+        number, payload = self._number, encode(self._clock(), events)
+        self._number += 1
         self._remember(number, payload)
-        try:
-            self._pub.send_multipart((self._topic, number.to_bytes(8, "big"), payload), zmq.NOBLOCK)
-        except zmq.Again:
-            self.num_lost += 1
+        self._pub.send_multipart((self._topic, number.to_bytes(8, "big"), payload), zmq.NOBLOCK)
 
     # ------------------------------------------------------------------------------------ internals
+
+    def _publish_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self.publish)
+
+    async def _greet(self) -> None:
+        """Answer each subscription with a batch: its number shows a listener whether it has missed any."""
+        while True:
+            if (await self._pub.recv()).startswith(b"\x01"):
+                self._publish_soon()
 
     def _remember(self, number: int, payload: bytes) -> None:
         if len(self._batches) == MAX_BATCHES:
@@ -125,20 +156,36 @@ class KvEvents:
 
     def _events(self, notice: Notify) -> Iterator[dict[str, Any]]:
         """Yield vLLM's events for one notice: one per chain when blocks were stored."""
-        medium = self._mediums[notice.tier]
-        if notice.change is BlockChange.REMOVED:
-            yield removed(notice.prefix_hashes, medium)
-            return
         namespace = self._catalog.namespaces[notice.namespace_id]
-        for parent, chain in chains(
-            notice.prefix_hashes, lambda name: self._parent(notice.namespace_id, name)
-        ):
-            yield stored(chain, parent, namespace.identity.geometry.block_tokens, medium)
+        medium = self._mediums[notice.tier]
+        tiers = [tier for tier in self._catalog.ladder.tiers if self._mediums[tier] == medium]
+        if notice.change is BlockChange.REMOVED:
+            gone = [name for name in notice.prefix_hashes if not self._is_in(namespace, name, tiers)]
+            if gone:
+                yield removed(gone, medium)
+            return
+        faster = tiers[: tiers.index(notice.tier)]  # those have told of it
+        found = [name for name in notice.prefix_hashes if not self._is_in(namespace, name, faster)]
+        rows = [namespace.rows.get(name, NO_ROW) for name in found]
+        yield from self._stored(namespace, [row for row in rows if row != NO_ROW], medium)
 
-    def _parent(self, namespace_id: int, name: bytes) -> bytes | None:
-        row = self._catalog.find(namespace_id, name)
-        parent = self._catalog.parent[row] if row != NO_ROW else NO_ROW
-        return self._catalog.prefix_hash[parent] if parent != NO_ROW else None
+    def _is_in(self, namespace: NamespaceEntry, name: bytes, tiers: Sequence[Tier]) -> bool:
+        """Return whether all of a block is readable in one of `tiers`."""
+        row = namespace.rows.get(name, NO_ROW)
+        resident = self._catalog.num_resident
+        return row != NO_ROW and any(resident[tier][row] == namespace.num_groups for tier in tiers)
+
+    def _stored(
+        self, namespace: NamespaceEntry, rows: Sequence[int], medium: str
+    ) -> Iterator[dict[str, Any]]:
+        names, parents = self._catalog.prefix_hash, self._catalog.parent
+        block_tokens = namespace.identity.geometry.block_tokens
+        for chain in chains(rows, parents.__getitem__):
+            parent = parents[chain[0]]
+            before = names[parent] if parent != NO_ROW else None
+            yield stored([names[row] for row in chain], before, block_tokens, medium)
+
+    # -------------------------------------------------------------------------------------- replays
 
     async def _answer_replays(self) -> None:
         while True:
@@ -147,12 +194,57 @@ class KvEvents:
                 log.warning("kv_events: a replay request of %d frames is none", len(frames))
                 continue
             client, first = frames[0], int.from_bytes(frames[2], "big")
-            for number, payload in list(self._batches):
-                if number >= first:
-                    await self._replay.send_multipart(
-                        (client, b"", self._topic, number.to_bytes(8, "big"), payload)
-                    )
-            await self._replay.send_multipart((client, b"", b"", END, b""))
+            num_bytes = 0
+            try:
+                for number, payload in self._replayed(first):
+                    await self._send(client, self._topic, number.to_bytes(8, "big"), payload)
+                    await asyncio.sleep(0)
+                    num_bytes += len(payload)
+                await self._send(client, b"", END, b"")
+            except (zmq.ZMQError, TimeoutError) as problem:
+                log.info("kv_events: a replay ended early: %s", problem or "not read")
+            await asyncio.sleep(num_bytes / REPLAY_BYTES_PER_S)
+
+    async def _send(self, client: bytes, topic: bytes, number: bytes, payload: bytes) -> None:
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await self._replay.send_multipart((client, b"", topic, number, payload))
+
+    def _replayed(self, first: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (number, payload) of the batches from `first` on, of a snapshot if some are forgotten."""
+        if first <= self._batches[0][0]:
+            yield from self._snapshot(first)
+            return
+        yield from [batch for batch in self._batches if batch[0] >= first]
+
+    def _snapshot(self, first: int) -> Iterator[tuple[int, bytes]]:
+        """Yield batches for what is stored, the last of them with the newest number.
+
+        Between two of them the catalog may change: what changes is published under higher numbers, which
+        listeners apply after a replay, and both events are idempotent.
+        """
+        num_rows, newest = len(self._catalog.prefix_hash), self._number - 1
+        slice_rows = max(SLICE_ROWS, -(-num_rows // max(newest - first, 1)))
+        slices = [range(start, start + slice_rows) for start in range(0, num_rows, slice_rows)]
+        yield newest - len(slices), encode(self._clock(), [CLEARED])
+        for number, rows in enumerate(slices, newest - len(slices) + 1):
+            yield number, encode(self._clock(), list(self._held(rows)))
+
+    def _held(self, rows: range) -> Iterator[dict[str, Any]]:
+        """Yield BlockStored for what rows of the catalog hold, by namespace and medium."""
+        catalog = self._catalog
+        last = min(rows.stop, len(catalog.prefix_hash))
+        used = [
+            (catalog.namespace_id[row], row) for row in range(rows.start, last) if catalog.prefix_hash[row]
+        ]
+        for namespace_id, pairs in groupby(sorted(used), itemgetter(0)):
+            namespace, members = catalog.namespaces[namespace_id], [row for _, row in pairs]
+            for medium in dict.fromkeys(self._mediums):
+                tiers = [tier for tier in catalog.ladder.tiers if self._mediums[tier] == medium]
+                resident = [catalog.num_resident[tier] for tier in tiers]
+                stored_rows = [
+                    row for row in members if any(column[row] == namespace.num_groups for column in resident)
+                ]
+                yield from self._stored(namespace, stored_rows, medium)
 
 
 def encode(at: float, events: list[dict[str, Any]]) -> bytes:
@@ -164,8 +256,8 @@ def stored(names: Sequence[bytes], parent: bytes | None, block_tokens: int, medi
     """Return a BlockStored: fields without a default always, in order; others only when they differ."""
     return {
         "type": "BlockStored",
-        "block_hashes": list(names),
-        "parent_block_hash": parent,
+        "block_hashes": [short(name) for name in names],
+        "parent_block_hash": None if parent is None else short(parent),
         "token_ids": [],
         "block_size": block_tokens,
         "lora_id": None,
@@ -176,25 +268,24 @@ def stored(names: Sequence[bytes], parent: bytes | None, block_tokens: int, medi
 
 def removed(names: Sequence[bytes], medium: str) -> dict[str, Any]:
     """Return a BlockRemoved."""
-    return {"type": "BlockRemoved", "block_hashes": list(names), "medium": medium}
+    return {"type": "BlockRemoved", "block_hashes": [short(name) for name in names], "medium": medium}
 
 
-def chains(
-    names: Sequence[bytes], parent_of: Callable[[bytes], bytes | None]
-) -> Iterator[tuple[bytes | None, list[bytes]]]:
-    """Yield (parent of the first, names) for each run of blocks that continue one another."""
-    chain: list[bytes] = []
-    first_parent: bytes | None = None
-    for name in names:
-        parent = parent_of(name)
-        if chain and parent == chain[-1]:
-            chain.append(name)
-            continue
-        if chain:
-            yield first_parent, chain
-        chain, first_parent = [name], parent
+def short(name: bytes) -> int:
+    """Return a prefix hash as events have it: its low 64 bits, big endian."""
+    return int.from_bytes(name[-8:], "big")
+
+
+def chains(rows: Sequence[int], parent_of: Callable[[int], int]) -> Iterator[list[int]]:
+    """Yield the runs of rows that continue one another."""
+    chain: list[int] = []
+    for row in rows:
+        if chain and parent_of(row) != chain[-1]:
+            yield chain
+            chain = []
+        chain.append(row)
     if chain:
-        yield first_parent, chain
+        yield chain
 
 
 def replay_endpoint_of(endpoint: str) -> str:

@@ -16,8 +16,6 @@ from vllm.v1.core.kv_cache_utils import (
 from ..groups import Group
 from .saving import StoredBlocks
 
-OWNER = "kvtier"
-
 
 def event_of(stored: StoredBlocks, group: Group) -> BlockStored:
     """Return the event for blocks that every rank has stored; `stored.origin` is the engine's request."""
@@ -40,6 +38,5 @@ def event_of(stored: StoredBlocks, group: Group) -> BlockStored:
         extra_keys=to_event_extra_keys(extra_keys),
         group_idx=group.index,
         locality="LOCAL",
-        ownership=OWNER,
         session_id=request.session_id,
     )

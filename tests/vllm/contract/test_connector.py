@@ -374,7 +374,8 @@ def test_stored_blocks_are_told_as_kv_events(ready: tuple[Any, LookupAgent, Bloc
     (event,) = connector.take_events()
     assert event.block_hashes == [maybe_convert_block_hash(name) for name in one.block_hashes]
     assert event.token_ids == list(range(2 * BLOCK))
-    assert (event.block_size, event.medium, event.ownership) == (BLOCK, "CPU", "kvtier")
+    assert (event.block_size, event.medium, event.locality) == (BLOCK, "CPU", "LOCAL")
+    assert event.ownership is None, "routers drop events of an owner that they do not know"
     assert event.extra_keys == [("tenant",), None]
     assert list(connector.take_events()) == []
     assert isinstance(KVEventsConfig().enable_kv_cache_events, bool)
