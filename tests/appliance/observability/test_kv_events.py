@@ -22,9 +22,10 @@ from kvtier.appliance.observability.kv_events import (
     short,
     stored,
 )
+from kvtier.clients import Client
 
 from ...generated import ROOT
-from .conftest import CHAIN_BLOCKS, GEOMETRY, Shown, Start, names, use
+from .conftest import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Shown, Start, names, use
 
 VLLM = ROOT / ".venv-vllm" / "bin" / "python"
 HASHES = [bytes([i]) * 32 for i in (1, 2)]
@@ -200,8 +201,19 @@ def until_equal(router: Router, shown: Shown) -> None:
     shown.until(agree)
 
 
+def until_greeted(router: Router, shown: Shown) -> None:
+    """Follow until the router hears all that happens from now on."""
+
+    def is_greeted() -> bool:
+        router.follow()
+        return router.newest > 0
+
+    shown.until(is_greeted)
+
+
 def test_a_router_follows_the_tiers_of_a_daemon(start: Start, router: Router) -> None:
     shown = start(kv_events=router.endpoint)
+    until_greeted(router, shown)
     use(shown)
     until_equal(router, shown)
     assert {medium for medium, _ in router.held} == {"CPU", "STORAGE"}
@@ -212,6 +224,7 @@ def test_a_router_follows_the_tiers_of_a_daemon(start: Start, router: Router) ->
 
 def test_what_was_there_before_is_told_to_those_that_come_late(start: Start, router: Router) -> None:
     shown = start(kv_events=router.endpoint)
+    until_greeted(router, shown)
     use(shown)
     until_equal(router, shown)
     before = router.held
@@ -227,12 +240,7 @@ def test_a_router_that_has_missed_more_than_is_remembered_gets_a_snapshot(
     monkeypatch.setattr(kv_events, "MAX_BATCHES", 3)
     monkeypatch.setattr(kv_events, "SLICE_ROWS", 8)
     shown = start(kv_events=router.endpoint)
-
-    def is_greeted() -> bool:
-        router.follow()
-        return router.newest > 0
-
-    shown.until(is_greeted)
+    until_greeted(router, shown)
     was_at, num_replays = router.newest, router.num_replays + 1
     use(shown)
     batches = router.replay(was_at + 1)
@@ -245,15 +253,20 @@ def test_a_router_that_has_missed_more_than_is_remembered_gets_a_snapshot(
 
 
 def test_memory_is_one_medium(start: Start, router: Router) -> None:
-    """A block that moves from dram to further memory stays where routers have it."""
+    """A block that moves from dram to further memory stays where routers have it, and is told once."""
     further = {"cxl": {"kind": "memory", "capacity": "16MiB"}}
     shown = start(nvme=False, kv_events=router.endpoint, further=further)
-    use(shown)
+    until_greeted(router, shown)
+    with Client(shown.target) as client:
+        namespace = client.register(IDENTITY)
+        for chain in "012":
+            client.put(namespace, names(chain), bytes(CHAIN_BLOCKS * GEOMETRY.block_bytes))
     until_equal(router, shown)
     catalog = shown.daemon.planner.catalog
     assert any(catalog.num_resident[tier][row] for tier in catalog.ladder.tiers[2:] for row in range(72))
-    assert len(router.held) == 3 * CHAIN_BLOCKS
-    assert not [event for event in router.events if event["type"] == "BlockRemoved"]
+    assert {event["type"] for event in router.events} == {"AllBlocksCleared", "BlockStored"}
+    told = [name for event in router.events for name in event.get("block_hashes", [])]
+    assert sorted(told) == sorted(short(name) for chain in "012" for name in names(chain))
 
 
 def test_a_request_that_is_none_stops_no_replays(start: Start, router: Router) -> None:
