@@ -136,7 +136,7 @@ class Config:
     prefill_speeds: list[PrefillModel | None] = field(default_factory=list)  # by namespace
     hint_rate: float = 0.0  # of puts, acquires and session updates: says more than it must
     compression: Compression = field(default_factory=NoCompression)
-    min_run: int = 2  # blocks of a put that are admitted and landed in columns
+    min_run: int = 1  # blocks of a put that are admitted and landed in columns
     straight_codecs: frozenset[int] = frozenset()  # whose records reach a GPU's hbm without a stop
     cxl_extents: int = 0  # of a second memory tier; 0: there is none
     audit_every: int = 64
@@ -207,7 +207,7 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         nvme_copy_s=rng.choice((0.0002, 0.002, 0.02)),
         rates=rates,
         weights=weights,
-        min_run=rng.choice((2, 3, 6)),
+        min_run=rng.choice((1, 3, 6)),
         policies=_draw_policies(rng),
         prefill_speeds=[rng.choice((None, None, PrefillModel(1e9), PrefillModel(1e4))) for _ in geometries],
         hint_rate=rng.choice((0.0, 0.2, 0.7)),

@@ -9,6 +9,7 @@ import pytest
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.story import Story, Verdict
 from kvtier.appliance.core.instructions import BlockChange
+from kvtier.appliance.core.requests import put_job
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.policies.admission import AdmitAll
 from kvtier.policies.base import AdmissionPolicy, Expected, Newcomer, Prefetcher, Surroundings, Use, Victim
@@ -163,7 +164,7 @@ def test_a_put_worth_less_than_its_victims_is_declined_from_there_on() -> None:
     chain = hashes("new", 7)
     assert rig.put(chain) == [STORED] * 2 + [DECLINED] * 5
     assert rig.found(chain) == 2
-    assert rig.put(hashes("few", 3)) == [STORED] * 2 + [DECLINED]  # too few for the column path
+    assert rig.put(hashes("few", 3)) == [STORED] * 2 + [DECLINED]
     assert rig.planner.story.counters["blocks_declined"] == 6
 
 
@@ -179,7 +180,8 @@ def test_a_free_place_is_nobodys_to_decline() -> None:
     assert rig.put(hashes("new", 8)) == [STORED] * 8
 
 
-def test_a_declined_run_declines_no_block_that_has_begun_to_come_in() -> None:
+def test_a_declined_run_declines_no_block_that_has_begun_to_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(put_job), "MIN_RUN", 2)
     rig = rig_with(4, admission=f"{HERE}:OnlyFirstBlocks")
     rig.start_put(hashes("torn", 1))
     (copy,) = rig.copies
