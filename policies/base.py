@@ -74,8 +74,10 @@ class BlockFacts(Protocol):
 
     @property
     def urgency(self) -> Sequence[int]:
-        """Urgency of the session that used it last; `NO_SESSION` (6) when the last use came without a
-        session, or was before the daemon's start."""
+        """Urgency of the session that used it last.
+
+        `NO_SESSION` (6) when the last use came without a session, or was before the daemon's start.
+        """
         ...
 
     def block_bytes(self, row: int) -> int:
@@ -173,8 +175,10 @@ class Newcomer(NamedTuple):
     priority: int = DEFAULT_PRIORITY  # the highest that was stated for one of these blocks
 
     def after(self, num_blocks: int) -> "Newcomer":
-        """Return the rest of the blocks when the first `num_blocks` have a place. `parent` stays, because
-        they have no rows yet, and so does `priority`."""
+        """Return the rest of the blocks when the first `num_blocks` have a place.
+
+        `parent` stays, because they have no rows yet, and so does `priority`.
+        """
         return self._replace(
             position=self.position + num_blocks,
             num_blocks=self.num_blocks - num_blocks,
@@ -211,8 +215,10 @@ class Observer(Protocol):
         return
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Drop state of blocks that are in no tier any more: their rows may name other blocks after this
-        call."""
+        """Drop state of blocks that are in no tier any more.
+
+        Their rows may name other blocks after this call.
+        """
         return
 
 
@@ -259,8 +265,11 @@ class AdmissionPolicy(Protocol):
     """Decides whether blocks are admitted to one tier. One instance per tier."""
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Return whether the newcomer may take the place of `victim` (None: a spill into the tier below,
-        which has room). The answer holds for as many blocks as the victim's run makes room for."""
+        """Return whether the newcomer may take the place of `victim`.
+
+        None: it is a spill into the tier below, which has room. The answer holds for as many blocks as the
+        victim's run makes room for.
+        """
         ...
 
 

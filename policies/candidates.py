@@ -31,8 +31,10 @@ GROWTH = 1024
 
 
 class Candidates:
-    """Rows by price, lowest first; equal prices by row. Every method is amortised O(log n), and O(1) for
-    candidates that come in order."""
+    """Rows by price, lowest first; equal prices by row.
+
+    Every method is amortised O(log n), and O(1) for candidates that come in order.
+    """
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []

@@ -132,8 +132,7 @@ class CostModel:
         prefill.num_measured = 0
 
     def prefilled(self, namespace_id: int, position: int, num_blocks: int, seconds: float) -> None:
-        """Update the speed of a namespace from a measured prefill of `seconds`; impossible values are
-        ignored."""
+        """Update the speed of a namespace from a prefill of `seconds`; ignore impossible values."""
         prefill = self._prefills[namespace_id]
         if num_blocks <= 0 or not 0.0 < seconds < math.inf:
             return
@@ -171,8 +170,7 @@ class CostModel:
         return self._prefills[namespace_id].seconds(position, num_blocks)
 
     def load_s(self, namespace_id: int, num_blocks: int, tier: Tier) -> float:
-        """Return the seconds until blocks that are in `tier` are readable from the fastest one, on an edge
-        that has nothing else to do."""
+        """Return the seconds until blocks in `tier` are readable from the fastest one, on an idle edge."""
         if tier < self._log_tier or not num_blocks:
             return 0.0
         bandwidth, latency_s = self._edges.get(tier, self._default_edge)

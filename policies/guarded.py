@@ -40,8 +40,11 @@ class InvalidAnswer(ValueError):
 
 
 class Trouble:
-    """Whether one policy has failed. `report` is called once, with what happened and what happens instead, in
-    words; what it raises passes through."""
+    """Whether one policy has failed.
+
+    `report` is called once, with what happened and what happens instead, in words; what it raises
+    passes through.
+    """
 
     def __init__(self, name: str, instead: str, report: Report) -> None:
         self.has_failed = False

@@ -29,8 +29,7 @@ class Learner(Protocol):
         ...
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Replace the state by what `dump` returned. Raises ValueError, and changes nothing, where it is
-        damaged."""
+        """Replace the state by what `dump` returned. Raises ValueError, and changes nothing, if damaged."""
         ...
 
 
@@ -71,8 +70,10 @@ def unpack(data: bytes, shared: Mapping[str, Any], absent: dict[str, Any] | None
 
 
 def hand_over(old: Mapping[str, Any], new: Mapping[str, Any], absent: dict[str, Any]) -> None:
-    """Move state when policies change: of learners only in `old` into `absent`, out of it into learners that
-    are new. Mutates `absent` and `new`'s learners."""
+    """Move state when policies change. Mutates `absent` and `new`'s learners.
+
+    State of learners only in `old` goes into `absent`, and out of it into learners that are new.
+    """
     for name, learner in old.items():
         if name not in new and isinstance(learner, Learner):
             with contextlib.suppress(Exception):  # it may be an administrator's own

@@ -129,8 +129,9 @@ def build(
     report: Report = lambda words, instead: None,
     ladder: Ladder = STANDARD,
 ) -> PolicySet:
-    """Build the policies of a planner with tiers of these capacities. Raises UnknownPolicy, BrokenPolicy,
-    BadPolicyOption and ReplayOnly, all of them ValueErrors.
+    """Build the policies of a planner with tiers of these capacities.
+
+    Raises UnknownPolicy, BrokenPolicy, BadPolicyOption and ReplayOnly, all of them ValueErrors.
 
     `shared` are learners that have learned before, for those policies that want one of their name. `report`
     hears of an administrator's own policy that failed later, and was replaced (guarded.py).

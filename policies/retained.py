@@ -24,8 +24,11 @@ SLACK = 1024
 
 
 class RetainedEviction(EvictionPolicy):
-    """Evicts by priority, then by another policy. The price of a block of another priority is
-    (priority - DEFAULT_PRIORITY) * BAND + the time of its last use."""
+    """Evicts by priority, then by another policy.
+
+    The price of a block of another priority is (priority - DEFAULT_PRIORITY) * BAND + the time of its last
+    use.
+    """
 
     def __init__(self, inner: EvictionPolicy, facts: BlockFacts) -> None:
         self.inner = inner
@@ -34,7 +37,7 @@ class RetainedEviction(EvictionPolicy):
         self._heap: list[tuple[float, int]] = []
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Drop state of these rows. (The inner policy gets the event by itself.)"""
+        """Drop state of these rows; the inner policy gets the event by itself."""
         if self._prices:
             for row in rows:
                 self._prices.pop(row, None)
@@ -133,8 +136,7 @@ class RetainedAdmission(AdmissionPolicy):
         self._facts = facts
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Return whether the newcomer's priority is higher; among equals without one, the inner policy's
-        answer."""
+        """Return whether the newcomer's priority is higher; of equals, what the inner policy answers."""
         priority, facts = newcomer.priority, self._facts
         if victim is None:
             return priority > DEFAULT_PRIORITY or self.inner.admits(newcomer, None)

@@ -11,8 +11,10 @@ NEVER = float("inf")
 
 
 class TraceFuture:
-    """When each block is asked for. Implements policies.base.Future; times are those of the shells'
-    clocks."""
+    """When each block is asked for: implements policies.base.Future.
+
+    Times are those of the shells' clocks.
+    """
 
     def __init__(self, trace: Trace, names: Sequence[bytes]) -> None:
         lengths = np.diff(trace.first)

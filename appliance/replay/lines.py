@@ -19,8 +19,10 @@ Progress = Callable[[int], None]  # bytes of the file read so far
 
 
 def lines_of(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
-    """Yield (number, line) of the lines that are not blank. Raises TraceError where a file breaks off,
-    OSError when it cannot be opened."""
+    """Yield (number, line) of the lines that are not blank.
+
+    Raises TraceError where a file breaks off, OSError when it cannot be opened.
+    """
     number = 0
     with path.open("rb") as raw:
         is_gzip = raw.read(2) == GZIP_MAGIC

@@ -21,8 +21,9 @@ from .vllm_events import read_vllm_events
 def read_trace(
     path: Path, block_tokens: int = 0, progress: Progress | None = None, content_ids: bool = False
 ) -> Trace:
-    """Read a trace, whichever format it is in. `block_tokens` 0: what its format says. With `content_ids` the
-    ids of a request trace name blocks without what stands before them.
+    """Read a trace, whichever format it is in. `block_tokens` 0: what its format says.
+
+    With `content_ids` the ids of a request trace name blocks without what stands before them.
 
     Raises TraceError, which names the line and the fix; OSError when the file cannot be opened.
     """

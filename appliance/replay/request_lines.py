@@ -43,8 +43,9 @@ def read_requests(
     block_tokens: int = 0,
     content_ids: bool = False,
 ) -> Trace:
-    """Read a request trace. `block_tokens` 0: the dialect's. With `content_ids` ids name blocks without what
-    stands before them.
+    """Read a request trace. `block_tokens` 0: the dialect's.
+
+    With `content_ids` ids name blocks without what stands before them.
 
     A request without a session is one of its own, as a runtime that knows no sessions names it; when it is
     over its session waits, and says how many tokens were decoded. Raises TraceError.

@@ -56,8 +56,7 @@ class ModelShape:
         return shape
 
     def geometry(self, namespace: TraceNamespace) -> Geometry:
-        """Return the geometry of a namespace's blocks; one that says its bytes keeps them. Raises
-        ValueError."""
+        """Return the geometry of a namespace's blocks; one that says its bytes keeps those. Raises ValueError."""
         try:
             return self._geometry(namespace)
         except InvalidRequest as error:  # its text begins with a reason, which is for programs
@@ -212,8 +211,10 @@ def single_tier(policy: str, capacity: str, trace: Trace, shape: ModelShape) -> 
 
 
 def tiers_of(name: str, settings: Settings, trace: Trace, shape: ModelShape) -> Setup:
-    """Return the policies, tiers, limits and watermarks of settings, on the virtual clock. Raises ValueError
-    when a tier is too small for the trace's blocks."""
+    """Return the policies, tiers, limits and watermarks of settings, on the virtual clock.
+
+    Raises ValueError when a tier is too small for the trace's blocks.
+    """
     ladder = settings.tiers.ladder
     capacity = {tier: size.capacity_bytes for tier, size in settings.tiers.sizes.items()}
     text = ", ".join(f"{tier.label} {units.about_bytes(size)}" for tier, size in capacity.items())

@@ -36,8 +36,10 @@ class PolicyFailed(ValueError):
 
 
 class Shell:
-    """Drives one planner through one trace. Raises PolicyFailed, and ValueError for policies that cannot be
-    built."""
+    """Drives one planner through one trace.
+
+    Raises PolicyFailed, and ValueError for policies that cannot be built.
+    """
 
     def __init__(
         self,

@@ -42,8 +42,10 @@ def run_setups(
     speeds: Mapping[str, EdgeSpeed] | None = None,
     progress: Callable[[Sequence[int]], None] | None = None,
 ) -> list[Outcome]:
-    """Replay a trace on each setup; outcomes in the same order. `progress` hears the requests done, per
-    setup."""
+    """Replay a trace on each setup; outcomes in the same order.
+
+    `progress` hears the requests done, per setup.
+    """
     report = progress or (lambda _: None)
     if num_jobs <= 1 or len(setups) <= 1:
         done = [0] * len(setups)

@@ -186,8 +186,10 @@ class TraceBuilder:
         self._rows.append(row)
 
     def build(self) -> Trace:
-        """Return the trace. Raises TraceError when it is empty, a block has two predecessors, or it is too
-        long."""
+        """Return the trace.
+
+        Raises TraceError when it is empty, a block has two predecessors, or it is too long.
+        """
         if not self._rows:
             raise TraceError(self._path, 0, "no request in it")
         if not self._numbers:

@@ -74,8 +74,10 @@ def default_speeds(ladder: Ladder) -> dict[str, EdgeSpeed]:
 
 
 def memory_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SlotPool:
-    """Return a memory tier of this size. With slots of one size it is one extent: no byte is lost to
-    cutting."""
+    """Return a memory tier of this size.
+
+    With slots of one size it is one extent: no byte is lost to cutting.
+    """
     sizes = {slot_bytes_for(size) for g in geometries for size in g.fragment_bytes}
     if len(sizes) == 1:
         slot_bytes = sizes.pop()
@@ -115,8 +117,10 @@ def rooms_for(
 
 
 class VirtualClock:
-    """Time that jumps from one thing to the next. Deterministic: ties keep the order in which they were
-    made."""
+    """Time that jumps from one thing to the next.
+
+    Deterministic: ties keep the order in which they were made.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -24,8 +24,11 @@ MAX_FIELD_BYTES = 1 << 30  # the hashes of a long prompt; the csv module stops a
 
 
 def read_vllm_events(lines: Iterable[tuple[int, str]], path: Path, block_tokens: int = 0) -> Trace:
-    """Read a CSV with COLUMNS: seconds, BlockStored or another event, hashes separated by spaces, the hash
-    before them or nothing, tokens per block. Raises TraceError."""
+    """Read a CSV with COLUMNS. Raises TraceError.
+
+    These are: seconds, BlockStored or another event, hashes separated by spaces, the hash before them or
+    nothing, tokens per block.
+    """
     number = 0
 
     def texts() -> Iterator[str]:

@@ -53,7 +53,6 @@ class ClairvoyantAdmission(AdmissionPolicy):
         self._future = _future_of(surroundings)
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Return whether the newcomer's first block is used before the victim; the rest of a chain is not
-        used sooner."""
+        """Return whether the newcomer's first block, the one used soonest, is used before the victim."""
         next_use = min(self._future.next_use(newcomer.prefix_hashes[0], newcomer.now), NEVER)
         return -next_use > (-NEVER if victim is None else victim.price)

@@ -62,8 +62,10 @@ class GdsfEviction(PricedEviction):
         return self._victim
 
     def left(self, rows: Sequence[int]) -> None:
-        """Drop blocks that left this tier; raise the floor to the price of the chosen one, if it is among
-        them."""
+        """Drop blocks that left this tier.
+
+        Raises the floor to the price of the chosen one, if it is among them.
+        """
         if self._victim is not None and self._victim.row in rows:
             self._floor = max(self._floor, self._victim.price)
         super().left(rows)

@@ -29,8 +29,7 @@ class Ghosts:
         self._num_ghosts = 0
 
     def add(self, prefix_hash: bytes, max_ghosts: int) -> None:
-        """Add the name of a block that left; drop the oldest ones beyond `max_ghosts`, a few at most per
-        call.
+        """Add the name of a block that left; drop a few of the oldest beyond `max_ghosts`.
 
         The limit follows the tier, so it may fall: several per addition catch up without a pause. The dead
         count with the living twice over: where most ghosts come back, the others are forgotten a bit early.
@@ -112,9 +111,11 @@ class Names:
         return number
 
     def pop_oldest(self, max_names: int) -> tuple[int, int]:
-        """Remove the oldest group if there are more than `max_names`, the dead counted with the living twice
-        over; never the youngest group. Returns its number and how many of its names were still living. The
-        number is 0 when nothing was removed."""
+        """Remove the oldest group if there are more than `max_names`; never the youngest group.
+
+        The dead are counted with the living twice over. Returns its number and how many of its names were
+        still living. The number is 0 when nothing was removed.
+        """
         order, shards = self._order, self._numbers
         is_crowded = self._num_names > max_names or len(order) > 2 * max_names + SLACK
         if not is_crowded or len(self._group_sizes) == 1:

@@ -21,8 +21,10 @@ KEYS = range(-2, 64)
 
 
 class Habits:
-    """Life tables by kind of silence and last gap, and errors of announcements. Implements
-    learned.Learner."""
+    """Life tables by kind of silence and last gap, and errors of announcements.
+
+    Implements learned.Learner.
+    """
 
     def __init__(self) -> None:
         self._tables: dict[tuple[int, int], ReturnTimes] = {}
@@ -48,8 +50,7 @@ class Habits:
         return {"format": FORMAT, "tables": tables, "promises": self.promises.counts()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, where it is
-        damaged."""
+        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, if it is damaged."""
         if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
             raise ValueError("what was learned is of another version of the prefetcher; start without it")
         learned = Habits()

@@ -181,8 +181,10 @@ class Appraiser:
         return steps - np.frombuffer(self._stretches.priced_from, np.int8)[stretches_of]
 
     def prices_of_new(self, visit: Visit, parts: Sequence[tuple[int, Past]]) -> F64:
-        """Return the prices (num_parts,) float64 that blocks of each (kind, past) would have if they joined a
-        visit now."""
+        """Return the prices that blocks of each (kind, past) would have if they joined a visit now.
+
+        Shape (num_parts,), float64.
+        """
         if self.follows_age:
             return np.full(len(parts), _price_by_age(0.0))
         kinds = [kind for kind, _ in parts]
@@ -301,8 +303,7 @@ class Appraiser:
         return {**self._hazards.dump(), "rates": self._rates.dump()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, where it is
-        damaged."""
+        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, if it is damaged."""
         rates = UseRates()
         rates.load(saved.get("rates") if isinstance(saved, Mapping) else None)
         self._hazards.load(saved)

@@ -148,8 +148,10 @@ class Forecast(Observer):
     # ------------------------------------------------------------------------------- prices
 
     def price(self, row: int, now: float) -> float:
-        """Return the expected uses per second of keeping this block, at best. About two microseconds, where
-        a price `is_ready`."""
+        """Return the expected uses per second of keeping this block, at best.
+
+        Takes about two microseconds, where a price `is_ready`.
+        """
         of_row = self._stretches.of_row
         stretch = of_row[row] if row < len(of_row) else UNKNOWN
         if stretch == UNKNOWN:
@@ -157,8 +159,10 @@ class Forecast(Observer):
         return self._appraiser.price(stretch, self._clock.at(now))
 
     def end_of_same_price(self, rows: Sequence[int], first: int) -> int:
-        """Return the end of the part of a chain that begins at `first` and has one price: it lies in one
-        stretch, or is one block without a known past."""
+        """Return the end of the part of a chain that begins at `first` and has one price.
+
+        It lies in one stretch, or is one block without a known past.
+        """
         of_row, num_rows = self._stretches.of_row, len(rows)
         num_known, end = len(of_row), first + 1
         stretch = of_row[rows[first]] if rows[first] < num_known else UNKNOWN
@@ -167,8 +171,10 @@ class Forecast(Observer):
         return end
 
     def is_ready(self, row: int) -> bool:
-        """Whether `price` only reads a price; else it computes one, at twenty times the cost of one of many
-        (`prepare`)."""
+        """Whether `price` only reads a price.
+
+        Else it computes one, at twenty times the cost of one of many (`prepare`).
+        """
         of_row = self._stretches.of_row
         stretch = of_row[row] if row < len(of_row) else UNKNOWN
         return self._appraiser.follows_age or self._stretches.freshness[stretch] == PRICED
@@ -245,8 +251,7 @@ class Forecast(Observer):
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, where it is
-        damaged."""
+        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, if it is damaged."""
         try:
             silence, log_decoded = saved["usual_silence"], float(saved["usual_log_decoded"])
             hazards = saved["hazards"]

@@ -94,8 +94,10 @@ class Observations:
 def parts_of(
     described: npt.NDArray[Whole], num_features: int
 ) -> tuple[npt.NDArray[Whole], npt.NDArray[Whole], npt.NDArray[Whole]]:
-    """Return kinds (n,), features (n, num_features) and gap bins (n, num_gaps) of descriptions
-    (n, 1 + num_features + num_gaps), as views."""
+    """Return kinds, features and gap bins of descriptions, as views.
+
+    Shapes: (n,), (n, num_features) and (n, num_gaps) of (n, 1 + num_features + num_gaps).
+    """
     return described[:, 0], described[:, 1 : 1 + num_features], described[:, 1 + num_features :]
 
 
@@ -219,8 +221,7 @@ class Hazards:
         return {"format": FORMAT, **{name: column.tolist() for name, column in self._columns().items()}}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, where it is
-        damaged."""
+        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, if it is damaged."""
         if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
             raise ValueError("what was learned is of another version of the forecast; start without it")
         taken = {}

@@ -37,8 +37,10 @@ GROWTH = 1024
 
 
 class CandidatePool:
-    """A set of rows, of which `pop` removes a cheap one. All else costs a fraction of a microsecond per
-    row."""
+    """A set of rows, of which `pop` removes a cheap one.
+
+    All else costs a fraction of a microsecond per row.
+    """
 
     def __init__(
         self,

@@ -76,8 +76,10 @@ class UseRates:
         return float(((num_uses / PRIOR_USES + 1.0) / (life_s / self._scale_s() + 1.0)) ** self.exponent)
 
     def factors(self, num_uses: npt.ArrayLike, lives_s: F64) -> F64 | float:
-        """Return the factors of many prices, float64 of the shape of `lives_s`, which is overwritten;
-        `num_uses` has a shape that broadcasts to it. One number when all are 1."""
+        """Return the factors of many prices; one number when all are 1.
+
+        Shape of `lives_s`, which is overwritten, float64; `num_uses` has a shape that broadcasts to it.
+        """
         exponent = self.exponent
         if not exponent:
             return 1.0

@@ -203,8 +203,10 @@ class Stretches:
         self.close_if_empty(stretch)
 
     def ghost_runs(self, names: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
-        """Yield (first, last + 1, stretch) of the parts of a chain with ghosts in one stretch each, or
-        without (UNKNOWN). Ghosts may change between two of them."""
+        """Yield (first, last + 1, stretch) of the parts of a chain with ghosts in one stretch each.
+
+        Also of those without (UNKNOWN). Ghosts may change between two of them.
+        """
         end = 0
         while end < len(names):
             first, stretch = end, self.ghosts.get(names[end])
