@@ -56,7 +56,7 @@ class ModelShape:
         return shape
 
     def geometry(self, namespace: TraceNamespace) -> Geometry:
-        """Return the geometry of a namespace's blocks; one that says its bytes keeps those. Raises ValueError."""
+        """Return the geometry of a namespace: of its bytes, when it says only these. Raises ValueError."""
         try:
             return self._geometry(namespace)
         except InvalidRequest as error:  # its text begins with a reason, which is for programs
