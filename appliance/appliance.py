@@ -209,12 +209,26 @@ class Appliance:
         return future
 
     def ask_many(
-        self, build: Callable[[int], AcquireRequested], convert: Callable[[AcquireResult], T]
+        self,
+        build: Callable[[int], AcquireRequested],
+        convert: Callable[[AcquireResult], T],
+        after: "asyncio.Future[None] | None" = None,
     ) -> Replies[T]:
-        """Step with the event that `build` makes of a call number; return its answers, now and to come."""
+        """Step with the event that `build` makes of a call number; return its answers, now and to come.
+
+        If given, `after` is waited for before the step.
+        """
         replies = Replies(next(self._numbers), convert)
         self._sinks[replies.call] = replies.push
-        self.step(build(replies.call))
+
+        def begin(_: object = None) -> None:
+            if not replies.ended:
+                self.step(build(replies.call))
+
+        if after is None:
+            begin()
+        else:
+            after.add_done_callback(begin)
         return replies
 
     def abandon(self, replies: Replies[T]) -> None:

@@ -62,12 +62,24 @@ class NamespaceRegistered:
 
 @dataclass(slots=True)
 class ExtentFound:
-    """An earlier daemon left these fragments, (slot, label), in an extent that the room holds. Verified."""
+    """An earlier daemon left these fragments, (slot, label), in an extent that the room holds.
+
+    Their headers are right; their bytes are verified later.
+    """
 
     tier: Tier
     extent: int
     fragments: Sequence[tuple[int, FragmentLabel]]
     viewed: frozenset[int] = frozenset()  # isolation domains, by number, of which clients still view memory
+
+
+@dataclass(slots=True)
+class FoundVerified:
+    """The bytes of fragments of an `ExtentFound` were compared with their checksums: (place, label)."""
+
+    tier: Tier
+    fragments: Sequence[tuple[int, FragmentLabel]]
+    are_right: Sequence[bool]
 
 
 @dataclass(slots=True)
@@ -332,6 +344,7 @@ Event: TypeAlias = (
     | ClientGone
     | NamespaceRegistered
     | ExtentFound
+    | FoundVerified
     | ViewsEnded
     | AcquireRequested
     | AcquireAbandoned

@@ -149,6 +149,7 @@ class Planner:
             ev.ClientGone: self._client_gone,
             ev.NamespaceRegistered: self.requests.register,
             ev.ExtentFound: self.found_memory.take,
+            ev.FoundVerified: self.found_memory.verified,
             ev.ViewsEnded: self.found_memory.views_ended,
             ev.AcquireRequested: self.reads.acquire,
             ev.AcquireAbandoned: self.reads.abandon,
@@ -231,7 +232,6 @@ class Planner:
         """Continue what takes many steps: a change of size, an erasure, an eviction by hand."""
         if self.resizing.is_active:
             self.resizing.run()
-        self.found_memory.run()
         self.erasing.run()
         self.evicting.run()
 
@@ -275,7 +275,6 @@ class Planner:
             self.reclaim,
             self.pressure,
             self.resizing,
-            self.found_memory,
             self.erasing,
             self.evicting,
         )

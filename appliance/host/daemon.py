@@ -42,7 +42,7 @@ from ..server.intent_service import IntentService
 from ..server.listeners import Listeners
 from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, ByteStreams, PutBuffers
-from .adoption import adopt_inherited
+from .adoption import Adoption
 from .assembly import Assembly, assemble
 from .detached import detached
 from .policy_watch import watch
@@ -102,6 +102,8 @@ class Daemon:
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []
+        self.adoption = Adoption(self.appliance, self.planner, assembly)
+        self.service.verify_found = self.adoption.verify
         self._adopting: asyncio.Task[None] | None = None
         self._selecting_codecs: asyncio.Task[None] | None = None
 
@@ -206,7 +208,7 @@ class Daemon:
         except StartError:
             await daemon.stop()
             raise
-        daemon._adopting = asyncio.create_task(adopt_inherited(daemon.appliance, assembly))
+        daemon._adopting = asyncio.create_task(daemon.adoption.run())
         daemon._prefaulting = asyncio.create_task(daemon._prefault())
         if daemon.codec_selection is not None:
             daemon._selecting_codecs = asyncio.create_task(daemon.codec_selection.run())
@@ -292,6 +294,7 @@ class Daemon:
         if self._adopting is not None:
             self._adopting.cancel()
             await asyncio.gather(self._adopting, return_exceptions=True)
+            await self.adoption.stop()
         if self._selecting_codecs is not None:
             self._selecting_codecs.cancel()
             await asyncio.gather(self._selecting_codecs, return_exceptions=True)
@@ -385,6 +388,7 @@ class Daemon:
 
     async def _prefault(self) -> None:
         """Allocate the tiers' memory, and start with the measured speed of links."""
+        await self.adoption.is_verified.wait()  # it needs the processors more, and has made most pages then
         await asyncio.to_thread(self.assembly.prefault)
         for edge, speed in self.assembly.link_speeds.items():
             mover, now = self.appliance.mover, self.appliance.clock()

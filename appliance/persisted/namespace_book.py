@@ -21,7 +21,7 @@ _HEAD = struct.Struct("<II")  # length, crc32
 
 
 class NamespaceBook:
-    """What a keeper holds of namespaces. `identities` are those of before, by number from 1."""
+    """What a keeper holds of namespaces, by number from 1. The first `num_inherited` are those of before."""
 
     def __init__(self, keeper: Keeper) -> None:
         inherited = keeper.take(NAME)
@@ -36,6 +36,7 @@ class NamespaceBook:
         self.identities: list[NamespaceIdentity] = []
         while (identity := self._read()) is not None:
             self.identities.append(identity)
+        self.num_inherited = len(self.identities)
 
     def note(self, number: int, identity: NamespaceIdentity) -> None:
         """Enter namespace `number`, unless it is there. Numbers come in order."""

@@ -84,6 +84,9 @@ class CacheService:
         self.profiles: Profiles = {}  # that a namespace may name
         #: Called with the number and the identity of each namespace that is registered.
         self.on_namespace: Callable[[int, NamespaceIdentity], None] = lambda number, identity: None
+        #: Called with namespace and hashes before they are looked up. Returns None, or what to wait for: some
+        #: of these blocks are in memory that an earlier daemon left, and are being verified.
+        self.verify_found: Callable[[int, Sequence[bytes]], asyncio.Future[None] | None] = lambda *_: None
         self.compression = CompressionSettings()  # of streams
         self.draining = False
         self.namespaces: dict[int, NamespaceIdentity] = {}  # registered in this life
@@ -149,11 +152,24 @@ class CacheService:
 
     # -------------------------------------------------------------------------------- reading
 
-    def lookup(self, caller: Caller, request: pb.LookupRequest) -> pb.LookupResponse:
+    def lookup(
+        self, caller: Caller, request: pb.LookupRequest
+    ) -> "pb.LookupResponse | asyncio.Future[pb.LookupResponse]":
         """Return how much of a chain is stored, and where. Changes nothing."""
         hashes = self.chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
-        found = self.planner.lookup(request.namespace_id, hashes)
+        verifying = self.verify_found(request.namespace_id, hashes)
+        if verifying is None:
+            return self._looked_up(request.namespace_id, hashes)
+
+        async def later() -> pb.LookupResponse:
+            await verifying
+            return self._looked_up(request.namespace_id, hashes)
+
+        return asyncio.ensure_future(later())
+
+    def _looked_up(self, namespace_id: int, hashes: Sequence[bytes]) -> pb.LookupResponse:
+        found = self.planner.lookup(namespace_id, hashes)
         if isinstance(found, Refusal):
             raise from_refusal(found)
         return pb.LookupResponse(
@@ -209,6 +225,7 @@ class CacheService:
                 reads_hbm,
             ),
             convert,
+            self.verify_found(request.namespace_id, hashes),
         )
         replies.raise_first()
         return replies

@@ -21,7 +21,9 @@ from tests.daemon import PATIENT, START_S, Daemon
 
 SETTINGS = ("tiers.dram.capacity=512MiB", "tiers.dram.extent=16MiB", "observe.http=off")
 MAX_CHAINS = 768  # of 512 KiB: three quarters of memory, so that nothing is evicted
-MAX_LIFE_S = 0.3
+MAX_LIFE_CHAINS = 32  # put in one life of the daemon, so that one supervisor sees many of them
+MAX_LIFE_S = 0.15
+MAX_KILLS = 40  # of one supervisor's daemons
 PATIENCE_S = 15.0  # without another block, the rest counts as lost
 
 
@@ -69,7 +71,8 @@ class Loop:
 
     def _work_and_kill(self) -> None:
         problems: list[BaseException] = []
-        writer = threading.Thread(target=self._write, args=[problems])
+        last = min(MAX_CHAINS, len(self._chains) + MAX_LIFE_CHAINS)
+        writer = threading.Thread(target=self._write, args=[last, problems])
         writer.start()
         num_before, deadline_at = len(self._chains), time.monotonic() + START_S
         while len(self._chains) == num_before and writer.is_alive():
@@ -94,11 +97,11 @@ class Loop:
                 threading.Event().wait(0.01)
         self._tally.down_s += time.monotonic() - began_at
 
-    def _write(self, problems: list[BaseException]) -> None:
+    def _write(self, last: int, problems: list[BaseException]) -> None:
         try:
             with Client(self._daemon.target, timeout=PATIENT) as client:
                 namespace = client.register(IDENTITY)
-                for number in range(len(self._chains), MAX_CHAINS):
+                for number in range(len(self._chains), last):
                     if client.put(namespace, names_of(number), payload_of(number)).complete:
                         self._chains.append(number)
         except KvtierError:
@@ -131,7 +134,7 @@ def main() -> int:
     tally, seed = Tally(), arguments.seed
     while tally.num_kills < arguments.iterations:
         with tempfile.TemporaryDirectory(prefix="kvtier-kept-") as folder:
-            Loop(Path(folder), seed, tally).run(min(6, arguments.iterations - tally.num_kills))
+            Loop(Path(folder), seed, tally).run(min(MAX_KILLS, arguments.iterations - tally.num_kills))
         print(f"seed {seed}: {tally}", flush=True)
         seed += 1
     return 0 if tally.num_found == tally.num_put else 1

@@ -19,7 +19,7 @@ from ..base import Buffer, Cause, CopyError, CopyItem, EngineStatistics
 from ..block import FragmentLabel, Tier
 from ..payload import copy, copy_and_checksum, copy_and_checksum_many
 from .extent import ExtentReport, SlotExtent
-from .found import verified_labels
+from .found import has_right_bytes, labelled_slots
 from .headers import LabelColumns
 from .index import Indexes, IndexWriter
 from .keeper import Keeper
@@ -71,11 +71,10 @@ class ExtentEngine:
         backend = "sealed memfd" if tier is not Tier.HBM else "host memory (sealed memfd)"
         self._statistics = EngineStatistics(backend)
         names = {self._name(number): number for number in room.extents()}
-        #: Numbers of extents that another daemon filled, those filled last first; `found` says with what.
-        self.inherited = sorted(
-            (number for name, number in names.items() if keeper is not None and name in keeper.inherited),
-            key=lambda number: -self._make(number).headers.last_generation,
-        )
+        #: Numbers of extents that another daemon filled; `found` says with what.
+        self.inherited = [n for name, n in names.items() if keeper is not None and name in keeper.inherited]
+        for number in self.inherited:
+            self._make(number)
         self._make(0)
 
     @property
@@ -271,14 +270,27 @@ class ExtentEngine:
     # -------------------------------------------------------------- what another daemon left (any thread)
 
     def found(self, number: int, digest_of: Callable[[int], bytes | None]) -> list[tuple[int, FragmentLabel]]:
-        """Return (slot, label) of what is whole in an inherited extent; everything else in it is made empty.
+        """Return (slot, label) of what the headers of an inherited extent name; all other slots are emptied.
 
-        `digest_of` returns the digest of a namespace by its number. Reads everything: call it in a thread.
+        `digest_of` returns the digest of a namespace by its number. Reads all headers and no bytes: call it
+        in a thread, once.
         """
         extent = self._extent(number)
-        found = verified_labels(extent, digest_of)
+        extent.headers.resume()
+        found = labelled_slots(extent, digest_of)
         extent.headers.empty_all(but=[slot for slot, _ in found])
         return found
+
+    def generation_of(self, number: int) -> int:
+        """Return the newest generation in an extent."""
+        return self._extent(number).headers.last_generation
+
+    def verify_found(self, fragments: Sequence[tuple[int, FragmentLabel]]) -> list[bool]:
+        """Return for each (place, label) that was `found` whether the bytes there have its checksum."""
+        return [
+            has_right_bytes(self._extent(extent_of(place)), slot_of(place), label)
+            for place, label in fragments
+        ]
 
     def forget(self, number: int) -> None:
         """Give the memory of an extent back that nothing was found in, unless no slot was ever filled.

@@ -21,15 +21,16 @@ from ..base import Buffer
 from ..block import FragmentLabel
 
 EMPTY_GENERATION = 1  # odd: nothing here. Zero, what fresh memory holds, would be readable.
+MAX_GENERATION = 1 << 62  # no extent comes so far; a number above it was not written by `fill`
 
 # A header without its generation: namespace_id, group, offset, length, raw_length, check, position,
 # prefix_hash, checksum, parent_hash.
-_BODY = struct.Struct("<IIQQQII32s16s32s")
-_BODY_OFFSET = 8
+BODY = struct.Struct("<IIQQQII32s16s32s")
+BODY_OFFSET = 8
 _BYTES = SLOT_HEADER.itemsize
 _WORDS = _BYTES // 8
 _CHECKS, _CHECK = _BYTES // 4, 10  # u4 words of a header; which of them is `check`
-assert _BODY_OFFSET + _BODY.size == _BYTES
+assert BODY_OFFSET + BODY.size == _BYTES
 
 #: Which of a header's words say what is in the slot: namespace and group, raw length, hash, checksum.
 _IDENTITY = np.array([1, 4, 6, 7, 8, 9, 10, 11])
@@ -86,7 +87,13 @@ class SlotHeaders:
             np.frombuffer(buffer, SLOT_HEADER)["generation"] = EMPTY_GENERATION
         #: The largest even generation so far. Counted by extent: an extent is of one isolation domain, and
         #: what other domains do is none of its readers' business.
-        self.last_generation = int(self.table()["generation"].max()) & ~1
+        self.last_generation = 0
+
+    def resume(self) -> None:
+        """Continue the generations that another daemon wrote. Reads all headers; call it before `fill`."""
+        generations = self.table()["generation"]
+        generations[generations > MAX_GENERATION] = EMPTY_GENERATION
+        self.last_generation = int(generations.max()) & ~1
 
     def empty_all(self, but: Sequence[int]) -> None:
         """Make all slots empty but for these."""
@@ -100,8 +107,8 @@ class SlotHeaders:
         A slot that is filled becomes empty first: it holds what another daemon left.
         """
         self.empty_if_filled(slot)
-        start = slot * _BYTES + _BODY_OFFSET
-        _BODY.pack_into(
+        start = slot * _BYTES + BODY_OFFSET
+        BODY.pack_into(
             self._bytes,
             start,
             label.namespace_id,
@@ -115,7 +122,7 @@ class SlotHeaders:
             label.checksum,
             label.parent_hash,
         )
-        self._checks[slot * _CHECKS + _CHECK] = zlib.crc32(self._bytes[start : start + _BODY.size])
+        self._checks[slot * _CHECKS + _CHECK] = zlib.crc32(self._bytes[start : start + BODY.size])
         self.last_generation = generation = self.last_generation + 2
         self._words[slot * _WORDS] = generation
 
@@ -134,11 +141,11 @@ class SlotHeaders:
 
     def checksum(self, slot: int) -> bytes:
         """Return the xxh3-128 of what is in a filled slot, as it was taken at put."""
-        return bytes(_BODY.unpack_from(self._bytes, slot * _BYTES + _BODY_OFFSET)[-2])
+        return bytes(BODY.unpack_from(self._bytes, slot * _BYTES + BODY_OFFSET)[-2])
 
     def is_of(self, slot: int, label: FragmentLabel) -> bool:
         """Whether the slot is filled and with this fragment: namespace, hash, group, length, checksum."""
-        body = _BODY.unpack_from(self._bytes, slot * _BYTES + _BODY_OFFSET)
+        body = BODY.unpack_from(self._bytes, slot * _BYTES + BODY_OFFSET)
         namespace_id, group, _, _, raw_length, _, _, prefix_hash, digest, _ = body
         return (
             self._words[slot * _WORDS] % 2 == 0
@@ -162,9 +169,9 @@ class SlotHeaders:
 
     def is_whole(self, slot: int) -> bool:
         """Whether the header of a slot is as `fill` wrote it, by its check."""
-        start = slot * _BYTES + _BODY_OFFSET
-        body = bytearray(self._bytes[start : start + _BODY.size])
-        at = 4 * _CHECK - _BODY_OFFSET
+        start = slot * _BYTES + BODY_OFFSET
+        body = bytearray(self._bytes[start : start + BODY.size])
+        at = 4 * _CHECK - BODY_OFFSET
         body[at : at + 4] = bytes(4)
         return zlib.crc32(body) == self._checks[slot * _CHECKS + _CHECK]
 

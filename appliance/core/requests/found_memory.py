@@ -1,14 +1,15 @@
 """Taking over what an earlier daemon left in memory, extent by extent, while requests are served.
 
-An extent arrives with the fragments in it that are whole. Its slots are taken at once, so that nothing else
-gets them; its fragments become readable a portion at a time, each by the steps of a put. A fragment that was
-put again meanwhile, or that is none of its namespace, gives its slot back.
+An extent arrives with the fragments that its headers name. Its slots are taken at once, so that nothing else
+gets them; a fragment becomes readable when its bytes have been verified, by the steps of a put. One that has
+other bytes, was put again meanwhile, or is none of its namespace gives its slot back.
 
 Leases ended with the daemon that granted them, views did not: while a client still has one, nothing of its
 isolation domain is written to or evicted.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import cast
 
 from ....tiers.base import MemoryRoom
@@ -18,10 +19,8 @@ from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.states import State
-from ..events import ExtentFound, ViewsEnded
+from ..events import ExtentFound, FoundVerified, ViewsEnded
 from ..instructions import Retract
-
-MAX_STEP_FRAGMENTS = 128  # 2 ms
 
 
 class FoundMemory:
@@ -34,7 +33,8 @@ class FoundMemory:
         #: fragments that are held.
         self._viewed: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
         self._held: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
-        self._waiting: deque[tuple[Tier, int, FragmentLabel]] = deque()
+        #: Fragments with bytes that are not verified yet, by namespace and hash.
+        self._unverified: dict[tuple[int, bytes], list[tuple[Tier, int, FragmentLabel]]] = {}
         #: Blocks found before the one they continue: (namespace, hash of that one) -> rows.
         self._orphans: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
 
@@ -48,19 +48,41 @@ class FoundMemory:
         room.adopt(event.extent, domain, {slot: label.raw_length for slot, label in mine}, is_viewed)
         if is_viewed and mine:
             self._viewed[domain].append((event.tier, event.extent))
-        self._waiting += [(event.tier, place_of(event.extent, slot), label) for slot, label in mine]
+        for slot, label in mine:
+            waiting = self._unverified.setdefault((label.namespace_id, label.prefix_hash), [])
+            waiting.append((event.tier, place_of(event.extent, slot), label))
 
-    def run(self) -> None:
-        """Make the next portion readable."""
-        for _ in range(min(len(self._waiting), MAX_STEP_FRAGMENTS)):
-            tier, place, label = self._waiting.popleft()
-            if self._adopt(tier, place, label):
+    def unverified(
+        self, namespace_id: int, prefix_hashes: Sequence[bytes]
+    ) -> list[tuple[Tier, int, FragmentLabel]]:
+        """Return (tier, place, label) of the fragments of these blocks that `verified` is to be told of."""
+        unverified = self._unverified
+        if not unverified:
+            return []
+        return [one for name in prefix_hashes for one in unverified.get((namespace_id, name), ())]
+
+    def waits_for(self, tier: Tier, place: int, label: FragmentLabel) -> bool:
+        """Whether `verified` is to be told of this fragment."""
+        waiting = self._unverified.get((label.namespace_id, label.prefix_hash), ())
+        return (tier, place, label) in waiting
+
+    def verified(self, event: FoundVerified) -> None:
+        """Make fragments readable, or give their slots back. Those that were verified before are left out."""
+        for (place, label), is_right in zip(event.fragments, event.are_right, strict=True):
+            key, found = (label.namespace_id, label.prefix_hash), (event.tier, place, label)
+            waiting = self._unverified.get(key, [])
+            if found not in waiting:
+                continue
+            waiting.remove(found)
+            if not waiting:
+                del self._unverified[key]
+            if is_right and self._adopt(*found):
                 self._core.story.count("fragments_kept")
             else:
-                self._core.outbox.emit(Retract(tier, (place,)))
-                self._core.rooms[tier].release(place, label.raw_length)
+                self._core.outbox.emit(Retract(event.tier, (place,)))
+                self._core.rooms[event.tier].release(place, label.raw_length)
                 self._core.story.count("fragments_kept_in_vain")
-        if not self._waiting:
+        if not self._unverified:
             self._orphans.clear()
 
     def views_ended(self, event: ViewsEnded) -> None:
@@ -70,11 +92,6 @@ class FoundMemory:
                 cast(MemoryRoom, self._core.rooms[tier]).open_again(extent)
             for tier, fragment in self._held.pop(domain, ()):
                 self._residency.drop(fragment, tier)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether fragments wait for a step."""
-        return bool(self._waiting)
 
     def _domain_of(self, label: FragmentLabel) -> int | None:
         """Return the domain of a fragment; None if it is none of a namespace."""

@@ -1,0 +1,95 @@
+"""What an earlier daemon left in memory: readable when its bytes were verified, and not before."""
+
+from kvtier.appliance.core import events as ev
+from kvtier.tiers.block import FragmentLabel, Tier
+from kvtier.tiers.memory.slots import SlotPool
+from kvtier.v1.shm import place_of
+
+from ..rig import SLOT_BYTES, Rig, hashes
+
+CHAIN = hashes("a", 3)
+
+
+def rig_that_finds(namespace_id: int | None = None) -> tuple[Rig, list[tuple[int, FragmentLabel]]]:
+    """A rig whose only extent has CHAIN in it, two slots a block; and that, as (slot, label)."""
+    rig = Rig(dram_blocks=4, nvme_blocks=0)
+    room = rig.planner.rooms[Tier.DRAM]
+    assert isinstance(room, SlotPool)
+    room.hold([0])
+    number = rig.namespace_id if namespace_id is None else namespace_id
+    found = []
+    for slot in range(2 * len(CHAIN)):
+        block, group = divmod(slot, 2)
+        parent = CHAIN[block - 1] if block else b""
+        checksum = bytes([slot]) * 16
+        label = FragmentLabel(bytes(32), number, CHAIN[block], parent, block, group, SLOT_BYTES, checksum)
+        found.append((slot, label))
+    rig.do(ev.ExtentFound(Tier.DRAM, 0, found))
+    return rig, [(place_of(0, slot), label) for slot, label in found]
+
+
+def verify(rig: Rig, found: list[tuple[int, FragmentLabel]], is_right: bool = True) -> None:
+    """Tell the planner what was verified. An earlier daemon published all of it."""
+    if not is_right:
+        rig.published |= {(Tier.DRAM, place): label.prefix_hash for place, label in found}
+    rig.do(ev.FoundVerified(Tier.DRAM, found, [is_right] * len(found)))
+
+
+def unverified(rig: Rig, chain: list[bytes]) -> list[int]:
+    found = rig.planner.found_memory.unverified(rig.namespace_id, chain)
+    assert all(rig.planner.found_memory.waits_for(*one) for one in found)
+    return [place for _, place, _ in found]
+
+
+def test_blocks_are_readable_one_by_one_as_they_are_verified() -> None:
+    rig, found = rig_that_finds()
+    assert unverified(rig, CHAIN) == list(range(6))
+    assert not rig.where(CHAIN[0])
+    verify(rig, found[2:4])  # the second block first, as a get may want it
+    assert unverified(rig, CHAIN) == [0, 1, 4, 5]
+    verify(rig, found)
+    assert unverified(rig, CHAIN) == []
+    assert [rig.where(name) for name in CHAIN] == [{"dram"}] * 3
+    assert rig.planner.lookup(rig.namespace_id, CHAIN).num_blocks == 3  # type: ignore[union-attr]
+
+
+def test_slots_that_wait_are_nobody_elses() -> None:
+    rig, found = rig_that_finds()
+    other = hashes("b", 2)
+    rig.put(other[:1])
+    assert rig.where(other[0]) == {"dram"}
+    verify(rig, found)
+    assert [rig.where(name) for name in CHAIN] == [{"dram"}] * 3
+
+
+def test_wrong_bytes_give_their_slot_back_and_are_never_published() -> None:
+    rig, found = rig_that_finds()
+    verify(rig, found[:2], is_right=False)
+    verify(rig, found[2:])
+    assert not rig.where(CHAIN[0])
+    assert len(rig.published) == 4
+    rig.put(hashes("b", 2))  # one finds room that was free, one what was given back
+    assert [rig.where(name) for name in hashes("b", 2)] == [{"dram"}] * 2
+
+
+def test_a_verdict_that_comes_twice_or_late_changes_nothing() -> None:
+    rig, found = rig_that_finds()
+    verify(rig, found)
+    rig.do(ev.FoundVerified(Tier.DRAM, found, [False] * len(found)))
+    assert [rig.where(name) for name in CHAIN] == [{"dram"}] * 3
+
+
+def test_a_block_that_was_put_again_meanwhile_stays_as_it_was_put() -> None:
+    rig, found = rig_that_finds()
+    rig.put(CHAIN[:1])
+    rig.published |= {(Tier.DRAM, place): label.prefix_hash for place, label in found[:2]}
+    verify(rig, found)
+    assert [rig.where(name) for name in CHAIN] == [{"dram"}] * 3
+    assert len(rig.published) == 6
+
+
+def test_fragments_of_no_namespace_are_not_waited_for() -> None:
+    rig, _ = rig_that_finds(namespace_id=17)
+    assert rig.planner.found_memory.unverified(17, CHAIN) == []
+    rig.put(hashes("b", 4))
+    assert all(rig.where(name) == {"dram"} for name in hashes("b", 4))
