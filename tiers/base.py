@@ -13,7 +13,7 @@ Life of a place:
 `reserve` and `release` are the room's, `write`, `publish`, `read`, `retract` the engine's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -205,6 +205,45 @@ class MemoryEngine(Engine, Protocol):
 
     def view(self, place: int, length: int) -> Buffer:
         """Return the `length` bytes at `place`, writable, without copying. Valid until `close`."""
+        ...
+
+
+class Damaged(NamedTuple):
+    """A place with other bytes than were stored there."""
+
+    place: int
+    life: int  # of the place: another number, another fragment
+    cause: Cause
+
+
+class Verified(NamedTuple):
+    """What one step of a verification read."""
+
+    num_fragments: int
+    num_bytes: int
+    damaged: Sequence[Damaged] = ()
+    #: Words: what cannot be read although no fragment is damaged by that.
+    problem: str = ""
+    #: If what says which fragments there are is damaged (it is in `damaged`): the places that are whole.
+    whole: Sequence[int] | None = None
+
+
+class Verifier(Protocol):
+    """Compares everything in an engine with its checksums, beside other work."""
+
+    def units(self) -> list[int]:
+        """Return the numbers of the extents or segments that hold something."""
+        ...
+
+    def verify_unit(self, number: int) -> Iterator[Verified]:
+        """Read a unit in steps of a millisecond or so; yields what each found.
+
+        For a thread. Never raises for what it finds, and ends early when the unit is given up.
+        """
+        ...
+
+    def is_alive(self, damaged: Damaged) -> bool:
+        """Whether the place still holds what was found damaged. Called on the event loop."""
         ...
 
 

@@ -22,6 +22,7 @@ COMMANDS = (
     "story",
     "tenant",
     "top",
+    "verify",
     "why",
 )
 

@@ -68,6 +68,8 @@ def status(wait_s: float, target: str | None, as_json: bool) -> None:
     screen.print(picture(answer, screen.width))
     if answer.HasField("writes"):
         screen.print(_writes(answer.writes))
+    if answer.scrubs:
+        screen.print(_scrubs(answer))
     if answer.encryption.master_keys:
         screen.print(_master_keys(answer.encryption))
     if answer.edges:
@@ -191,6 +193,23 @@ def _writes(writes: admin_pb2.WriteStatus) -> Text:
     text.append(f"{about_bytes(writes.daily_bytes)} a day)")
     if writes.is_overdrawn:
         text.append("  more than tiers.nvme.daily_writes", "bold red")
+    return text
+
+
+def _scrubs(answer: admin_pb2.GetStatusResponse) -> Text:
+    """Return a line for each tier: when it was verified whole, and what was found."""
+    text = Text()
+    for one in answer.scrubs:
+        text.append(f"\nverified {one.tier}: ")
+        if one.num_passes:
+            text.append(f"{about_bytes(one.last_bytes)} in {format_duration(round(one.last_took_s))}, ")
+            text.append(f"ended {format_duration(round(one.last_ended_s_ago))} ago")
+        else:
+            text.append("not yet")
+        if one.share_done:
+            text.append(f"; the pass under way is at {one.share_done:.0%}")
+        if one.num_damaged:
+            text.append(f"; {one.num_damaged:,} fragments were damaged: see the log", "bold red")
     return text
 
 

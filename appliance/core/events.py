@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from ...policies.costs import PrefillModel
 from ...policies.registry import PolicyChoice
-from ...tiers.base import CopyOutcome
+from ...tiers.base import Cause, CopyOutcome
 from ...tiers.block import FragmentLabel, NamespaceIdentity, Tier, Urgency
 from .encodings import Compression
 from .options import PlannerOptions
@@ -276,6 +276,16 @@ class CopyFinished:
 
 
 @dataclass(slots=True)
+class FragmentsDamaged:
+    """What lies at these places is not what was put there: a verification found it, with a cause for each.
+    Answered with DamageResult."""
+
+    call: int
+    tier: Tier
+    found: Mapping[int, Cause]  # by place
+
+
+@dataclass(slots=True)
 class SegmentFreed:
     """The cold store has durably forgotten a segment."""
 
@@ -363,6 +373,7 @@ Event: TypeAlias = (
     | EvictRequested
     | TenantErased
     | CopyFinished
+    | FragmentsDamaged
     | SegmentFreed
     | TierLost
     | EdgeMeasured

@@ -43,6 +43,7 @@ from .options import PlannerOptions
 from .promotion.loads import Loads
 from .promotion.prefetch import Prefetches
 from .promotion.promotions import Promotions
+from .requests.damage import Damage
 from .requests.erasing import Erasing
 from .requests.evicting import Evicting
 from .requests.found_memory import FoundMemory
@@ -122,6 +123,7 @@ class Planner:
         self._answer_requests()
         self.resizing = Resizing(core, residency, self.copies, self.pressure)
         self.found_memory = FoundMemory(core, residency)
+        self.damage = Damage(core, self.requests, residency)
         self.erasing = Erasing(core, self.requests, residency, self.copies)
         self.evicting = Evicting(core, self.requests, residency, self.pressure, self.reclaim)
         self.inspection = Inspection(
@@ -168,6 +170,7 @@ class Planner:
             ev.EvictRequested: self.evicting.begin,
             ev.TenantErased: self.erasing.begin,
             ev.CopyFinished: self._copy_finished,
+            ev.FragmentsDamaged: self.damage.condemn,
             ev.SegmentFreed: lambda event: self.reclaim.segment_freed(event.segment),
             ev.TierLost: self._tier_lost,
             ev.EdgeMeasured: self._edge_measured,

@@ -188,6 +188,23 @@ class EvictResult:
     num_kept: dict[str, int]  # blocks that stayed though their room was wanted, by reason
 
 
+@dataclass(slots=True)
+class DamagedBlock:
+    """A block of which a fragment was damaged. `readable_from`: the tier it can still be read from."""
+
+    place: int
+    namespace_id: int
+    prefix_hash: bytes
+    readable_from: str  # empty: the block is lost
+
+
+@dataclass(slots=True)
+class DamageResult:
+    """The blocks that damaged places belonged to. Places of none are not in it."""
+
+    blocks: list[DamagedBlock]
+
+
 Result: TypeAlias = (
     Refusal
     | NamespaceResult
@@ -200,4 +217,5 @@ Result: TypeAlias = (
     | PrefetchResult
     | CountResult
     | EvictResult
+    | DamageResult
 )

@@ -42,6 +42,7 @@ from ..server.intent_service import IntentService
 from ..server.listeners import Listeners
 from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, ByteStreams, PutBuffers
+from ..server.verify_service import VerifyService
 from .adoption import Adoption
 from .assembly import Assembly, assemble
 from .detached import detached
@@ -52,6 +53,7 @@ from .wiring import (
     build_codec_selection,
     build_planner,
     build_rotation,
+    build_scrubber,
     cold_path,
     local_options,
     local_path,
@@ -96,6 +98,7 @@ class Daemon:
         self.reload.profiles = assembly.profiles
         self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly)
         self.codec_selection = build_codec_selection(settings, self.appliance, self.planner, assembly)
+        self.scrubber = build_scrubber(self.appliance, self.planner, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
         self._drained: DrainResult | None = None
@@ -151,7 +154,7 @@ class Daemon:
             self.counters,
             lambda: self.reload.status,
         )
-        view.rotation = self.rotation
+        view.rotation, view.scrubs = self.rotation, self.scrubber.tiers
         view.state_listeners.append(self._report)
         self._reports: set[asyncio.Task[None]] = set()
         self.observability = Observability(view, settings.observe, self.access)
@@ -170,7 +173,7 @@ class Daemon:
         streams = ByteStreams(self.service, self.put_buffers)
         return {
             "KVCacheService": (self.service, IntentService(self.service), streams),
-            "AdminService": (admin,),
+            "AdminService": (admin, VerifyService(self.scrubber, self.appliance.clock)),
             "EventsService": (EventsService(self.events, self.accesses, self.service),),
         }
 
@@ -212,6 +215,7 @@ class Daemon:
         daemon._prefaulting = asyncio.create_task(daemon._prefault())
         if daemon.codec_selection is not None:
             daemon._selecting_codecs = asyncio.create_task(daemon.codec_selection.run())
+        daemon.scrubber.start()
         daemon._watch_files()
         daemon._sweep()
         daemon.learned.begin()
@@ -310,6 +314,7 @@ class Daemon:
             await self.local.stop()
         if self.direct is not None:
             await self.direct.close()  # before its leases end: a device may be reading
+        await self.scrubber.stop()
         for client in self.clients:
             self.clients.close(client.id, "daemon stops")
         await self.learned.close()  # while the directory is still ours

@@ -6,6 +6,8 @@ import secrets
 from functools import partial
 from pathlib import Path
 
+from ...tiers.cold.engine import ColdStore
+from ...tiers.memory.engine import ExtentEngine
 from ...v1.addresses import socket_path
 from ..appliance import Appliance
 from ..compression.codec_choice import CodecSelection
@@ -14,6 +16,7 @@ from ..core.planner import Planner
 from ..errors import StartError
 from ..event_log import EventLog
 from ..persisted.codec_speeds import SpeedFile
+from ..scrubber import Scrubber
 from ..security.key_rotation import KeyRotation
 from ..server.local_server import LocalOptions
 from ..transfer.fair_queue import BandwidthShares
@@ -44,6 +47,15 @@ def build_appliance(settings: Settings, planner: Planner, assembly: Assembly, ev
     shares = BandwidthShares(lambda number: planner.catalog.namespaces[number].identity.domain)
     shares.adopt(bandwidth_shares_of(settings.tenants))
     return Appliance(planner, assembly.backends, events, shares=shares)
+
+
+def build_scrubber(appliance: Appliance, planner: Planner, assembly: Assembly) -> Scrubber:
+    """Return what verifies the tiers of the host in the background; a device's memory is not read."""
+    engines = assembly.engines.items()
+    is_read = (ExtentEngine, ColdStore)
+    return Scrubber(
+        appliance, planner, {tier: one.verifier for tier, one in engines if isinstance(one, is_read)}
+    )
 
 
 def build_rotation(settings: Settings, appliance: Appliance, assembly: Assembly) -> KeyRotation | None:

@@ -6,7 +6,7 @@ call times, samples. What shows the daemon's state gets this and nothing else.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...policies.registry import PolicyChoice
@@ -16,6 +16,7 @@ from ...tiers.codecs.records import CodecStatistics
 from ...tiers.cold.engine import ColdStore
 from ..event_log import EventLog
 from ..histogram import Histogram
+from ..scrubber import TierScrubs
 from ..security.key_rotation import KeyRotation
 from ..server.cache_service import CacheService
 from ..server.ports import ReloadStatus
@@ -61,6 +62,7 @@ class DaemonView:
         #: Called with the state after it has changed, a second late at most.
         self.state_listeners: list[Callable[[str], None]] = []
         self.rotation: KeyRotation | None = None  # while something is encrypted
+        self.scrubs: Mapping[Tier, TierScrubs] = {}
         self._told = READY
         self._choice = choice
         self._timer: asyncio.TimerHandle | None = None

@@ -125,6 +125,16 @@ def corrupt(view: DaemonView) -> Pairs:
     return _by_tier(view, "condemned")
 
 
+def scrubbed_bytes(view: DaemonView) -> Pairs:
+    """Return how many bytes of each tier verification has read."""
+    return [((tier.label,), one.num_bytes) for tier, one in view.scrubs.items()]
+
+
+def scrub_passes(view: DaemonView) -> Pairs:
+    """Return how often each tier was verified whole."""
+    return [((tier.label,), one.num_passes) for tier, one in view.scrubs.items()]
+
+
 def _by_tier(view: DaemonView, word: str) -> Pairs:
     counters = view.planner.story.counters
     return [((tier.label,), counters.get(f"{word}_{tier.label}", 0)) for tier in view.planner.rooms]

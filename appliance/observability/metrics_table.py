@@ -96,8 +96,14 @@ TIERS = (
            "Blocks that left a tier, by reason.",
            "Evictions by reason; `kvtier why block` explains one.", sources.evicted),
     Metric("kvtier_corrupt_fragments_total", "counter", ("tier",),
-           "Fragments that failed verification and were dropped. They were never returned.",
+           "Fragments that failed verification, at a read or in the background, and were dropped.",
            "A device that goes bad. More than a few: replace it.", sources.corrupt),
+    Metric("kvtier_scrubbed_bytes_total", "counter", ("tier",),
+           "Bytes of a tier that verification has read, in the background or on demand.",
+           "Whether it goes on, and its pace.", sources.scrubbed_bytes),
+    Metric("kvtier_scrub_passes_total", "counter", ("tier",),
+           "Complete verifications of a tier since the start.",
+           "How long rot can stay unnoticed: the time between two.", sources.scrub_passes),
 )  # fmt: skip
 
 ASKED = (

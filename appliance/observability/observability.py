@@ -6,10 +6,12 @@ loaded and nothing is paid.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..config import Observe
 from ..errors import StartError
+from ..scrubber import TierScrubs
 from ..security.principals import Authenticator
 from .daemon_view import DaemonView
 from .http_access import CHALLENGE, NAME_READERS, HttpAccess
@@ -119,6 +121,10 @@ class Observability:
     def writes(self) -> dict[str, Any] | None:
         """Return what is written to the cold store, by the names of WriteStatus; None without one."""
         return self.view.writes()
+
+    def scrubs(self) -> Iterable[TierScrubs]:
+        """Return what the background verification of each tier did."""
+        return self.view.scrubs.values()
 
     def explain_block(self, namespace_id: int, prefix: bytes) -> Explanation | None:
         """Return what is remembered of a block named by its hash or a unique beginning; None: nothing is."""

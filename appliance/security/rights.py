@@ -70,6 +70,7 @@ RIGHTS: dict[str, Right] = {
     "AdminService/Drain": _ADMIN,
     "AdminService/ListTenants": _ADMIN,
     "AdminService/EraseTenant": _ADMIN,
+    "AdminService/Verify": _ADMIN,
     "AdminService/CheckIntegrity": _ADMIN,
     "EventsService/Watch": _ADMIN,
     "EventsService/WatchAccesses": _ADMIN,

@@ -16,6 +16,7 @@ from ..security.callers import Caller
 from .cache_service import CacheService
 from .ports import ObservabilityPort, ReloadPort
 from .tenant_admin import TenantAdmin
+from .verify_service import scrub_status
 
 MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
 
@@ -100,6 +101,7 @@ class AdminService:
             ],
             writes=self._write_status(),
             ladder=service.tiers.announcement(),
+            scrubs=[scrub_status(one, service.appliance.clock()) for one in self._observability.scrubs()],
         )
 
     def _write_status(self) -> pb.WriteStatus | None:

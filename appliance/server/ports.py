@@ -4,13 +4,14 @@ Implemented in `host` (reload), `observability` and the direct path, which impor
 together.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ...v1 import admin_pb2 as pb
 from ...v1 import direct_pb2
 from ..config import Change, Loaded, Origin
+from ..scrubber import TierScrubs
 from ..security.callers import Caller
 from ..security.key_rotation import KeyRotation
 
@@ -62,6 +63,10 @@ class ObservabilityPort(Protocol):
 
     def writes(self) -> dict[str, Any] | None:
         """Return the fields of WriteStatus; None without a cold store."""
+        ...
+
+    def scrubs(self) -> Iterable[TierScrubs]:
+        """Return what the background verification of each tier did."""
         ...
 
     def asked_by(self, session_id: str) -> dict[str, Any]:

@@ -47,6 +47,10 @@ def status() -> admin_pb2.GetStatusResponse:
                 latency_s=0.001,
             )
         ],
+        scrubs=[
+            admin_pb2.ScrubStatus(tier="dram", num_passes=3, last_bytes=GIB, last_took_s=5),
+            admin_pb2.ScrubStatus(tier="nvme", share_done=0.25, num_damaged=2),
+        ],
         num_blocks=4096,
         num_clients=2,
         num_namespaces=1,
@@ -66,6 +70,9 @@ class ScriptedAdmin(AdminServiceServicer):
         self.inspected = '{"lease": 17, "blocks": [{"prefix": "5f3a9c01", "pinned": true}], "owner": null}'
         self.problems: list[str] = []
         self.evicted = admin_pb2.EvictResponse(num_blocks=3, bytes=3 << 20)
+        self.verified = admin_pb2.VerifyResponse(
+            num_units=2, num_units_done=2, num_fragments=16, bytes=2 * GIB, is_last=True, took_s=2
+        )
         self.refusal: types_pb2.ErrorDetail | None = None
         self.requests: list[Any] = []
 
@@ -119,6 +126,10 @@ class ScriptedAdmin(AdminServiceServicer):
     async def Drain(self, request: Any, context: Any) -> Any:  # noqa: N802
         answer = admin_pb2.DrainResponse(num_leases_ended=1, num_blocks_flushed=2)
         return await self._answer(request, context, answer)
+
+    async def Verify(self, request: Any, context: Any) -> Any:  # noqa: N802
+        yield admin_pb2.VerifyResponse(num_units=2, num_units_done=1, num_fragments=8, bytes=GIB, took_s=1)
+        yield await self._answer(request, context, self.verified)
 
     async def CheckIntegrity(self, request: Any, context: Any) -> Any:  # noqa: N802
         return await self._answer(request, context, admin_pb2.CheckIntegrityResponse(problems=self.problems))

@@ -154,6 +154,7 @@ def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target:
         "codec_speeds",
         "writes",
         "ladder",
+        "scrubs",
     ]
     assert answer["epoch"] == 1 << 62  # a number, exact
     assert answer["draining"] is False  # present although unset on the wire
@@ -324,3 +325,32 @@ def test_a_tenant_is_erased_when_somebody_said_so(scripted: ScriptedAdmin, targe
     row = run("tenant", "list", target=target).stdout.splitlines()[1].split()
     assert row[:2] == ["tenant:acme", "3"]
     assert "nvme>dram" in row
+
+
+def test_verify_reads_each_tier_and_says_what_is_damaged(scripted: ScriptedAdmin, target: str) -> None:
+    result = run("verify", target=target)
+    assert result.exit_code == 0
+    assert result.stdout == (
+        "dram: 16 fragments, 2 GiB read in 2.0 s (1 GiB/s)\n"
+        "nvme: 16 fragments, 2 GiB read in 2.0 s (1 GiB/s)\n"
+        "nothing is damaged\n"
+    )
+    assert result.stderr == "dram: 1 of 2, 1 GiB in 1 s\nnvme: 1 of 2, 1 GiB in 1 s\n"
+    scripted.verified.num_damaged, scripted.verified.num_lost = 2, 1
+    scripted.verified.found.extend(["segment 3 page 17: wrong_checksum; block 1:5f3a9c01, lost", "one more"])
+    result = run("verify", "nvme", target=target)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[1:] == [
+        "damaged: nvme: segment 3 page 17: wrong_checksum; block 1:5f3a9c01, lost",
+        "damaged: nvme: one more",
+        "2 fragments damaged, 1 block lost",
+    ]
+    scripted.verified.is_last = False
+    assert "the daemon ended before tier nvme was verified" in run("verify", "nvme", target=target).stderr
+
+
+def test_status_says_when_tiers_were_verified(scripted: ScriptedAdmin, target: str) -> None:
+    shown = run("status", target=target).stdout
+    assert "\nverified dram: 1 GiB in 5s, ended 0s ago\n" in shown
+    nvme = "\nverified nvme: not yet; the pass under way is at 25%; 2 fragments were damaged: see the log\n"
+    assert nvme in shown

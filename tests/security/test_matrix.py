@@ -199,6 +199,7 @@ def requests(v: Victim) -> dict[str, Callable[[], Any]]:
         "Drain": admin_pb2.DrainRequest,
         "ListTenants": admin_pb2.ListTenantsRequest,
         "EraseTenant": lambda: admin_pb2.EraseTenantRequest(name="bolt"),
+        "Verify": lambda: admin_pb2.VerifyRequest(tier="dram"),
         "CheckIntegrity": admin_pb2.CheckIntegrityRequest,
         "GetPolicy": admin_pb2.GetPolicyRequest,
         "ApplyPolicy": lambda: admin_pb2.ApplyPolicyRequest(dry_run=True),

@@ -42,6 +42,7 @@ from .recovery import ExaminedSegment, RecoveredStore, SegmentFile, assemble, co
 from .segment_files import open_segment_files, segment_path
 from .segment_io import SegmentTransfers, TransferItem
 from .segment_life import NO_FILE, SegmentLife, SegmentSealer, StoreState, check_lives
+from .verification import SegmentVerifier
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class ColdStore:
         self._envelopes = Envelopes(opened.keyring) if opened.keyring.can_encrypt else None
         self._transfers = SegmentTransfers(self._state, self._envelopes)
         self._sealer = SegmentSealer(self._state)
+        self.verifier = SegmentVerifier(self._state, self._file, self.directory)
 
     @property
     def codecs(self) -> RecordCodecs:
@@ -344,6 +346,7 @@ class ColdStore:
                 return
             self._closed = True
             self._idle.wait_for(lambda: self._num_busy == 0)
+        self.verifier.is_closed = True
         self._manifest.close()
         for segment in self._segments:
             if segment.fd != NO_FILE:

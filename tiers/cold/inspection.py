@@ -18,7 +18,7 @@ from .recovery import SegmentFile, read_footer, scan
 from .segment_files import segment_path
 
 
-class _ReadOnlyIo(DirectIo):
+class ReadOnlyIo(DirectIo):
     """Opens nothing for writing and creates nothing. Through the page cache: any buffer will do."""
 
     def open(self, path: Path, *, direct: bool = True) -> int:
@@ -49,7 +49,7 @@ def inspect_segment(directory: Path, number: int) -> dict[str, Any]:
     report |= {"state": "sealed" if life.sealed else "unsealed", "epoch": f"{life.epoch:016x}"}
     footer_bytes = footer_bytes_for(state.segment_bytes)
     data_pages = (state.segment_bytes - footer_bytes) // PAGE_BYTES
-    io = _ReadOnlyIo()
+    io = ReadOnlyIo()
     fd = io.open(path)
     reasons: Counter[str] = Counter()
     try:

@@ -8,6 +8,8 @@ rejected: it survives its process and lies after a reboot.
 import fcntl
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..base import ColdStoreError
@@ -64,6 +66,29 @@ class DirectoryLock:
             os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = -1
+
+
+@contextmanager
+def reading_lock(directory: Path) -> Iterator[None]:
+    """Keep owners away from `directory` while it is read, without changing anything in it.
+
+    Raises DirectoryOwned when a process owns it. A folder without a lock file (a copy) has no owner.
+    """
+    try:
+        fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        holder = os.pread(fd, 512, 0).decode(errors="replace").strip() or "an unknown process"
+        raise DirectoryOwned(
+            f"{directory} belongs to {holder}, and changes while it is read; ask that daemon, or stop it"
+        ) from error
+    finally:
+        os.close(fd)
 
 
 def set_aside(directory: Path) -> Path:

@@ -219,7 +219,7 @@ def scan(file: SegmentFile, reasons: Counter[str]) -> Footer:
                 next_page = start
                 break
             offset = (start - page) * PAGE_BYTES
-            if not _is_whole(view, offset, header):
+            if not is_whole(view, offset, header):
                 reasons["record_torn"] += 1
                 continue
             entries.append(bytes(view[offset + ENTRY_OFFSET : offset + ENTRY_OFFSET + ENTRY_BYTES]))
@@ -244,7 +244,8 @@ def _header_pages(view: memoryview, file: SegmentFile, first_page: int) -> list[
     return found
 
 
-def _is_whole(view: memoryview, offset: int, header: RecordHeader) -> bool:
+def is_whole(view: memoryview, offset: int, header: RecordHeader) -> bool:
+    """Whether the payload of the record at `offset` in `view` has the hash that `header` names."""
     payload = view[offset + PAGE_BYTES : offset + PAGE_BYTES + header.stored_length]
     if header.codec != CODEC_IDENTITY or header.key != PLAIN:
         return bool(xxhash.xxh3_64_intdigest(payload) == header.stored_hash)

@@ -26,6 +26,7 @@ from .keeper import Keeper
 from .memfd import SharedMemoryError
 from .places import by_extent, slots_of
 from .slots import SlotPool
+from .verification import ExtentVerifier
 
 #: Of slots, headers and what they mean. Memory of another layout is never read.
 LAYOUT = 1
@@ -67,6 +68,7 @@ class ExtentEngine:
         #: Called with an extent's number before it is unmapped, to unregister it from devices.
         self.before_unmap: Callable[[int], None] = lambda number: None
         self._prefaulting = threading.Lock()
+        self.verifier = ExtentVerifier(self._extents, self._published, self._prefaulting)
         self._stop = threading.Event()
         backend = "sealed memfd" if tier is not Tier.HBM else "host memory (sealed memfd)"
         self._statistics = EngineStatistics(backend)

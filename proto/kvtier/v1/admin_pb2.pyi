@@ -165,6 +165,7 @@ class GetStatusResponse(_message.Message):
     CODEC_SPEEDS_FIELD_NUMBER: _builtins.int
     WRITES_FIELD_NUMBER: _builtins.int
     LADDER_FIELD_NUMBER: _builtins.int
+    SCRUBS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     uptime_s: _builtins.float
@@ -198,6 +199,10 @@ class GetStatusResponse(_message.Message):
     def ladder(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TierInfo]:
         """every tier the daemon can have, fastest first"""
 
+    @_builtins.property
+    def scrubs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScrubStatus]:
+        """of each tier that is verified in the background"""
+
     def __init__(
         self,
         *,
@@ -218,10 +223,11 @@ class GetStatusResponse(_message.Message):
         codec_speeds: _abc.Iterable[Global___CodecSpeed] | None = ...,
         writes: Global___WriteStatus | None = ...,
         ladder: _abc.Iterable[_types_pb2.TierInfo] | None = ...,
+        scrubs: _abc.Iterable[Global___ScrubStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy", "writes", b"writes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "ladder", b"ladder", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "ladder", b"ladder", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "scrubs", b"scrubs", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -273,6 +279,54 @@ class WriteStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__daily_bytes) -> _WhichOneofReturnType__daily_bytes | None: ...
 
 Global___WriteStatus: _TypeAlias = WriteStatus  # noqa: Y015
+
+@_typing.final
+class ScrubStatus(_message.Message):
+    """What the background verification of one tier has read since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    NUM_PASSES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    NUM_DAMAGED_FIELD_NUMBER: _builtins.int
+    LAST_BYTES_FIELD_NUMBER: _builtins.int
+    LAST_TOOK_S_FIELD_NUMBER: _builtins.int
+    LAST_ENDED_S_AGO_FIELD_NUMBER: _builtins.int
+    SHARE_DONE_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """its name"""
+    num_passes: _builtins.int
+    """complete ones, also those of Verify"""
+    bytes: _builtins.int
+    """read, by all passes"""
+    num_damaged: _builtins.int
+    """fragments"""
+    last_bytes: _builtins.int
+    """read by the last complete pass"""
+    last_took_s: _builtins.float
+    last_ended_s_ago: _builtins.float
+    share_done: _builtins.float
+    """of the pass under way in the background; 0: none is"""
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        num_passes: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        num_damaged: _builtins.int = ...,
+        last_bytes: _builtins.int = ...,
+        last_took_s: _builtins.float = ...,
+        last_ended_s_ago: _builtins.float = ...,
+        share_done: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "last_bytes", b"last_bytes", "last_ended_s_ago", b"last_ended_s_ago", "last_took_s", b"last_took_s", "num_damaged", b"num_damaged", "num_passes", b"num_passes", "share_done", b"share_done", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScrubStatus: _TypeAlias = ScrubStatus  # noqa: Y015
 
 @_typing.final
 class CodecSpeed(_message.Message):
@@ -1004,6 +1058,77 @@ class ApplyPolicyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApplyPolicyResponse: _TypeAlias = ApplyPolicyResponse  # noqa: Y015
+
+@_typing.final
+class VerifyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """its name"""
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
+
+@_typing.final
+class VerifyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_UNITS_FIELD_NUMBER: _builtins.int
+    NUM_UNITS_DONE_FIELD_NUMBER: _builtins.int
+    NUM_FRAGMENTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    NUM_DAMAGED_FIELD_NUMBER: _builtins.int
+    NUM_LOST_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    TOOK_S_FIELD_NUMBER: _builtins.int
+    num_units: _builtins.int
+    """segments or extents to read"""
+    num_units_done: _builtins.int
+    num_fragments: _builtins.int
+    """read"""
+    bytes: _builtins.int
+    """read"""
+    num_damaged: _builtins.int
+    """fragments"""
+    num_lost: _builtins.int
+    """of them: of blocks that no tier has whole any more"""
+    is_last: _builtins.bool
+    took_s: _builtins.float
+    @_builtins.property
+    def found(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """words for each damaged one, 100 at most"""
+
+    def __init__(
+        self,
+        *,
+        num_units: _builtins.int = ...,
+        num_units_done: _builtins.int = ...,
+        num_fragments: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        num_damaged: _builtins.int = ...,
+        num_lost: _builtins.int = ...,
+        found: _abc.Iterable[_builtins.str] | None = ...,
+        is_last: _builtins.bool = ...,
+        took_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "found", b"found", "is_last", b"is_last", "num_damaged", b"num_damaged", "num_fragments", b"num_fragments", "num_lost", b"num_lost", "num_units", b"num_units", "num_units_done", b"num_units_done", "took_s", b"took_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
 
 @_typing.final
 class CheckIntegrityRequest(_message.Message):

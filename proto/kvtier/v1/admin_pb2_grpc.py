@@ -89,6 +89,11 @@ class AdminServiceStub:
                 request_serializer=kvtier_dot_v1_dot_admin__pb2.EraseTenantRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_admin__pb2.EraseTenantResponse.FromString,
                 _registered_method=True)
+        self.Verify = channel.unary_stream(
+                '/kvtier.v1.AdminService/Verify',
+                request_serializer=kvtier_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_admin__pb2.VerifyResponse.FromString,
+                _registered_method=True)
         self.CheckIntegrity = channel.unary_unary(
                 '/kvtier.v1.AdminService/CheckIntegrity',
                 request_serializer=kvtier_dot_v1_dot_admin__pb2.CheckIntegrityRequest.SerializeToString,
@@ -181,6 +186,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Verify(self, request, context):
+        """Reads a tier whole and compares every record or slot with its checksum; what is damaged is not readable any
+        more when the call ends. Answers with the same numbers, grown, about once a second, and once at the end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckIntegrity(self, request, context):
         """Audits every stateful part. No effect on what is stored.
         """
@@ -245,6 +258,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.EraseTenant,
                     request_deserializer=kvtier_dot_v1_dot_admin__pb2.EraseTenantRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_admin__pb2.EraseTenantResponse.SerializeToString,
+            ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=kvtier_dot_v1_dot_admin__pb2.VerifyRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_admin__pb2.VerifyResponse.SerializeToString,
             ),
             'CheckIntegrity': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckIntegrity,
@@ -549,6 +567,33 @@ class AdminService:
             '/kvtier.v1.AdminService/EraseTenant',
             kvtier_dot_v1_dot_admin__pb2.EraseTenantRequest.SerializeToString,
             kvtier_dot_v1_dot_admin__pb2.EraseTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvtier.v1.AdminService/Verify',
+            kvtier_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
+            kvtier_dot_v1_dot_admin__pb2.VerifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,10 @@ class AdminServiceStub:
     """Destroys a tenant's key and forgets its blocks: nothing it ever stored can be read again. Needs encryption at
     rest where there is a cold store. Idempotent, and without remedy.
     """
+    Verify: _grpc.UnaryStreamMultiCallable[_admin_pb2.VerifyRequest, _admin_pb2.VerifyResponse]
+    """Reads a tier whole and compares every record or slot with its checksum; what is damaged is not readable any
+    more when the call ends. Answers with the same numbers, grown, about once a second, and once at the end.
+    """
     CheckIntegrity: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CheckIntegrityRequest, _admin_pb2.CheckIntegrityResponse]
     """Audits every stateful part. No effect on what is stored."""
 
@@ -98,6 +102,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     EraseTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.EraseTenantRequest, _admin_pb2.EraseTenantResponse]  # type: ignore[assignment]
     """Destroys a tenant's key and forgets its blocks: nothing it ever stored can be read again. Needs encryption at
     rest where there is a cold store. Idempotent, and without remedy.
+    """
+    Verify: _aio.UnaryStreamMultiCallable[_admin_pb2.VerifyRequest, _admin_pb2.VerifyResponse]  # type: ignore[assignment]
+    """Reads a tier whole and compares every record or slot with its checksum; what is damaged is not readable any
+    more when the call ends. Answers with the same numbers, grown, about once a second, and once at the end.
     """
     CheckIntegrity: _aio.UnaryUnaryMultiCallable[_admin_pb2.CheckIntegrityRequest, _admin_pb2.CheckIntegrityResponse]  # type: ignore[assignment]
     """Audits every stateful part. No effect on what is stored."""
@@ -198,6 +206,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.EraseTenantResponse, _abc.Awaitable[_admin_pb2.EraseTenantResponse]]:
         """Destroys a tenant's key and forgets its blocks: nothing it ever stored can be read again. Needs encryption at
         rest where there is a cold store. Idempotent, and without remedy.
+        """
+
+    @_abc_1.abstractmethod
+    def Verify(
+        self,
+        request: _admin_pb2.VerifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.VerifyResponse], _abc.AsyncIterator[_admin_pb2.VerifyResponse]]:
+        """Reads a tier whole and compares every record or slot with its checksum; what is damaged is not readable any
+        more when the call ends. Answers with the same numbers, grown, about once a second, and once at the end.
         """
 
     @_abc_1.abstractmethod
