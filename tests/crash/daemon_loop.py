@@ -33,7 +33,7 @@ from kvtier.tiers.cold.manifest import Kind, frame, segment_event
 from kvtier.tiers.cold.manifest_file import load_manifest
 from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
-from tests.daemon import Daemon
+from tests.daemon import PATIENT, Daemon
 
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=4, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
@@ -229,7 +229,7 @@ class Loop:
                 except AssertionError as error:
                     raise AssertionError(f"seed {self._seed}, iteration {iteration}: {error}") from error
             self._start()
-            with Client(self._daemon.target) as client:
+            with Client(self._daemon.target, timeout=PATIENT) as client:
                 self._verify(client)
             assert self._daemon.stop() == 0, "the last one may leave properly"
         finally:
@@ -243,7 +243,7 @@ class Loop:
 
     def _live_and_die(self, dice: random.Random) -> None:
         self._start()
-        with Client(self._daemon.target) as client:
+        with Client(self._daemon.target, timeout=PATIENT) as client:
             namespace = self._verify(client)
             load = Load(self._daemon.target, dice.randrange(1 << 30), self.tally)
             pause = threading.Event()
