@@ -1,0 +1,102 @@
+"""Defects that are planted into a copy of the product, to see whether chaos sees them."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("appliance", "clients", "policies", "tiers", "proto", "src")
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One text of the product that becomes another."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+BREAKS = [
+    Break(
+        "records-unverified",
+        "tiers/cold/record_io.py",
+        "if xxhash.xxh3_128_digest(into) != checksum:",
+        "if False:",
+    ),
+    Break(
+        "published-before-copied",
+        "tiers/payload.py",
+        """        np.copyto(target[start:end], origin[start:end])
+        digests += [digest(into[first""",
+        """        late = target[start:end], origin[start:end].copy()
+        __import__("threading").Timer(0.003, np.copyto, late).start()
+        digests += [digest(source[first""",
+    ),
+    Break(
+        "slots-stay-readable",
+        "tiers/memory/engine.py",
+        """        extent.headers.empty(slot)
+        if index is not None:
+            index.remove(tag, place_of(self.first_extent + number, slot))
+""",
+        "",
+    ),
+    Break(
+        "leases-outlive-clients",
+        "appliance/core/requests/leases.py",
+        "for lease_id in list(client.leases):",
+        "for lease_id in list(client.leases)[1:]:",
+    ),
+    Break(
+        "overdue-leases-are-forced",
+        "appliance/core/requests/leases.py",
+        "            if lease.client.local:\n                lease.is_overdue",
+        "            if False:\n                lease.is_overdue",
+    ),
+    Break(
+        "memory-forgotten",
+        "appliance/persisted/namespace_book.py",
+        "        if number <= len(self.identities):\n",
+        "        if number:\n",
+    ),
+    Break(
+        "tenants-share-a-domain",
+        "appliance/config/tenants.py",
+        'own = {"tenant": f"tenant:{name}"',
+        'own = {"tenant": "tenant:"',
+    ),
+    Break(
+        "names-unchecked",
+        "clients/memory/extents.py",
+        "        right &= (headers[:, HASH:CHECKED_WORDS] == wanted.names).all(axis=1)\n",
+        "",
+    ),
+]
+
+
+@contextmanager
+def planted(name: str | None, folder: Path) -> Iterator[None]:
+    """Let processes that are started meanwhile run a copy of the product with a defect; None: the product."""
+    if name is None:
+        yield
+        return
+    [chosen] = [one for one in BREAKS if one.name == name]
+    copy = folder / "broken"
+    for one in FOLDERS:
+        shutil.copytree(ROOT / one, copy / one, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (copy / chosen.file).read_text()
+    assert text.count(chosen.old) == 1, f"the defect {name} is stale: {chosen.file} has changed"
+    (copy / chosen.file).write_text(text.replace(chosen.old, chosen.new))
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(copy / "src")
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
