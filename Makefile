@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-all test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: chaos scorecard demo test test-all test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -182,6 +182,15 @@ bench: $(VENV)/.ready
 SEEDS ?= 2000
 sim: $(VENV)/.ready
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+# Three minutes of mixed load under kills, stops, disk faults and reloads; ARGS="--seed 7" repeats a run.
+chaos: $(VENV)/.ready
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+# Runs the rows of docs/reliability.md and adds what they showed: about 40 minutes; SCALE=10 for ten times the seeds.
+SCALE ?= 1
+scorecard: $(VENV)/.ready
+	$(BIN)/python -m tests.scorecard --scale $(SCALE) $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(DOCS) $(VLLM) $(WEB) $(HELM) $(LMCACHE) $(SGLANG) $(COMPILED) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

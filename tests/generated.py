@@ -31,6 +31,7 @@ from kvtier.v1.unreachable import REASONS as UNREACHABLE
 
 from .docs.cli_page import cli_markdown, completion_json
 from .docs.settings_page import reference_table, setting_keys
+from .scorecard.page import scorecard_page
 from .sync_source import sync_modules
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -178,6 +179,7 @@ GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     dashboards,
     security_matrix,
     chart_files,
+    scorecard_page,
 ]
 
 

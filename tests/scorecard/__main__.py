@@ -1,0 +1,66 @@
+"""`python -m tests.scorecard [--scale 1] [--row NAME]`: run rows of the scorecard, add what they showed.
+
+Each run is added to docs/data/reliability.json with its command, commit, machine and date, and
+docs/reliability.md is written again. Scale 1 takes about 40 minutes on two cores; seeds, kills and minutes
+add up over runs. A row that fails is not added, and the exit status is 1: its output says which seed to
+repeat.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+
+from bench.machine import describe
+
+from . import page, record
+from .rows import ROWS, Row, arguments_of, as_typed, python
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.scorecard", description=__doc__)
+    names = [row.name for row in ROWS]
+    parser.add_argument("--scale", type=float, default=1.0, help="times the size of every row that has one")
+    parser.add_argument("--row", choices=names, action="append", help="only this one; may be repeated")
+    parser.add_argument("--page", action="store_true", help="only write the page again")
+    arguments = parser.parse_args()
+    chosen = [] if arguments.page else [row for row in ROWS if row.name in (arguments.row or names)]
+    failed = [row.name for row in chosen if not run(row, arguments.scale)]
+    for path, content in page.scorecard_page():
+        path.write_bytes(content)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def run(row: Row, scale: float) -> bool:
+    """Run a row and add what it showed; False if it failed."""
+    typed, size = arguments_of(row, scale, record.next_run(row.name, record.load()))
+    machine = describe({})
+    print(f"== {row.name}: {as_typed(typed)}", flush=True)
+    began_at = time.monotonic()
+    done = subprocess.run([python(), *typed], cwd=record.ROOT, capture_output=True, text=True)
+    wall_s = round(time.monotonic() - began_at)
+    try:
+        figures = row.read(done.stdout)
+    except (ValueError, AttributeError) as problem:
+        figures, why = {}, str(problem)
+    else:
+        why = f"{row.zero} is {figures[row.zero]:g}" if figures[row.zero] else ""
+    if done.returncode or why:
+        print(
+            f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}\n{row.name} failed: {why or done.returncode}",
+            file=sys.stderr,
+        )
+        return False
+    commit = machine["versions"].rpartition(" ")[2]
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    short = f"{machine['cpu'].partition(', last')[0]}, load {machine['load'].split()[0]}"
+    record.add(record.Entry(row.name, size, as_typed(typed), commit, date, short, wall_s, figures))
+    print(f"   {wall_s} s: {figures}", flush=True)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The tables of docs/reliability.md, made from docs/data/reliability.json."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .defects import DEFECTS
+from .record import ROOT, Entry, load, sums
+from .rows import ROWS, Figures, Row
+
+PAGE = ROOT / "docs" / "reliability.md"
+NEVER = "never ran"
+GIB = 1 << 30
+
+
+def scorecard_page() -> Iterator[tuple[Path, bytes]]:
+    """Yield docs/reliability.md with its tables."""
+    entries = load()
+    text = PAGE.read_text()
+    for name, table in (
+        ("scorecard", scorecard(entries)),
+        ("runs", runs(entries)),
+        ("defects", defects()),
+    ):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}{table}{end}{rest.partition(end)[2]}"
+    yield PAGE, text.encode()
+
+
+def scorecard(entries: list[Entry]) -> str:
+    """Return one line per row: what all runs together showed, and the last of them."""
+    lines = [
+        "| what | shown, all runs together | runs | last: commit, date | command |",
+        "|---|---|---|---|---|",
+    ]
+    verified_bytes = sum(entry.figures.get("verified_bytes", 0.0) for entry in entries)
+    shown = f"{verified_bytes / GIB:,.1f} GiB, none wrong"
+    lines.append(f"| bytes read back and compared | {shown} | | | the rows below |")
+    total = sums(entries)
+    for row in ROWS:
+        mine = [entry for entry in entries if entry.row == row.name]
+        command = f"`{mine[-1].command}`" if mine else f"`python -m tests.scorecard --row '{row.name}'`"
+        last = f"{mine[-1].commit}, {mine[-1].date[:10]}" if mine else ""
+        shown = SHOWN[row.name](total[row.name], mine) if mine else NEVER
+        lines.append(
+            f"| {row.what} | {shown}{_progress(row, total[row.name])} | {len(mine)} | {last} | {command} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def runs(entries: list[Entry]) -> str:
+    """Return one line per run."""
+    lines = [
+        "| row | size | commit | date, UTC | seconds | machine | note |",
+        "|---|---:|---|---|---:|---|---|",
+    ]
+    units = {row.name: row.unit for row in ROWS}
+    lines += [
+        f"| {one.row} | {one.size:,} {units[one.row]} | {one.commit} | {one.date} | {one.wall_s:,} | "
+        f"{one.machine} | {one.note} |"
+        for one in entries
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def defects() -> str:
+    """Return one line per defect of others."""
+    lines = ["| | reported as | what went wrong | fails here |", "|---:|---|---|---|"]
+    for number, defect in enumerate(DEFECTS, 1):
+        tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in defect.tests)
+        lines.append(f"| {number} | {defect.threads} | {defect.what} | {tests} |")
+    return "\n".join(lines) + "\n"
+
+
+def _progress(row: Row, figures: Figures) -> str:
+    """Return how far the goal of a row is, empty when it has none or is reached."""
+    if row.goal is None:
+        return ""
+    name, wanted = row.goal
+    done = figures.get(name, 0.0)
+    return "" if done >= wanted else f"; **{done / wanted:.1%} of the {wanted:,.0f} wanted**"
+
+
+def _suite(figures: Figures, mine: list[Entry]) -> str:
+    last = mine[-1].figures
+    skipped = f", {last['skipped']:.0f} skipped here" if last["skipped"] else ""
+    return f"{last['passed']:.0f} tests, {last['failed']:.0f} failed{skipped}"
+
+
+def _kills(figures: Figures, mine: list[Entry]) -> str:
+    return f"{figures['kills']:,.0f} kills, {figures['lost']:.0f} lost, none wrong"
+
+
+def _soak(figures: Figures, mine: list[Entry]) -> str:
+    last = max(mine, key=lambda entry: entry.size).figures
+    return (
+        f"{last['minutes']:.0f} minutes, {last['sessions']:,.0f} sessions: anonymous memory from "
+        f"{last['start_mib']:.0f} to at most {last['highest_mib']:.0f} MiB; in the second half "
+        f"{last['memory_mib_per_hour']:+.1f} MiB, {last['descriptors_per_hour']:+.1f} descriptors, "
+        f"{last['threads_per_hour']:+.1f} threads, {last['leases_per_hour']:+.1f} leases an hour; "
+        f"{last['clients_killed']:.0f} clients killed, their leases gone after {last['reclaim_p50_s']:.2f} s "
+        f"(p99 {last['reclaim_p99_s']:.2f} s)"
+    )
+
+
+def _timing(figures: Figures, mine: list[Entry]) -> str:
+    last = max(mine, key=lambda entry: entry.size).figures
+    ways = sorted(name.removesuffix("_other") for name in last if name.endswith("_other"))
+    return "; ".join(
+        f"{way.replace('_', ' over ')} {last[way + '_other']:.3f} (control {last[way + '_control']:.3f})"
+        for way in ways
+    )
+
+
+SHOWN: dict[str, Callable[[Figures, list[Entry]], str]] = {
+    "seeds": lambda f, mine: (
+        f"{f['seeds']:,.0f} seeds, {f['events']:,.0f} events, {f['faults']:,.0f} faults, "
+        f"{f['violations']:.0f} violations"
+    ),
+    "mutants": lambda f, mine: f"all {mine[-1].figures['mutants']:.0f} killed",
+    "store kills": _kills,
+    "encrypted store kills": _kills,
+    "daemon kills": _kills,
+    "kept memory kills": _kills,
+    "kills by mode": _kills,
+    "chaos": lambda f, mine: (
+        f"{f['faults']:,.0f} faults, none wrong; {f['witnesses_found']:.0f} of {f['witnesses']:.0f} chains "
+        "that were put right before a kill found after it"
+    ),
+    "soak": _soak,
+    "timing": _timing,
+    "field defects": _suite,
+    "disk faults": _suite,
+    "hostile client": _suite,
+    "hostile daemon": _suite,
+    "hostile files": _suite,
+}

@@ -1,0 +1,76 @@
+"""The scorecard names tests that exist, and reads what its commands print."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import record
+from .page import SHOWN, runs, scorecard
+from .record import Entry
+from .rows import ROWS, arguments_of, defect_tests, read_pytest, read_simulator, read_store_loop
+
+
+def test_every_test_of_a_defect_is_there() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *defect_tests(),
+    ]
+    done = subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_every_row_has_a_line_and_a_command() -> None:
+    assert SHOWN.keys() == {row.name for row in ROWS}
+    for row in ROWS:
+        arguments, size = arguments_of(row, 0.5, 7)
+        assert arguments[0] == "-m"
+        assert size == (row.size if row.is_fixed else round(row.size / 2))
+
+
+def test_runs_add_up_and_no_seed_is_used_twice(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "runs.json"
+    figures = {"kills": 500.0, "lost": 0.0, "verified_bytes": float(1 << 30)}
+    for size in (500, 200):
+        entry = Entry("store kills", size, "python -m x", "abc", "2026-01-01 00:00", "a machine", 60, figures)
+        record.add(entry, path)
+    entries = record.load(path)
+    assert record.next_run("store kills", entries) == 701
+    assert record.next_run("seeds", []) == record.FIRST["seeds"]
+    table = scorecard(entries)
+    assert "2.0 GiB, none wrong" in table
+    assert "1,000 kills, 0 lost, none wrong; **10.0% of the 10,000 wanted**" in table
+    assert table.count("never ran") == len(ROWS) - 1
+    assert "| store kills | 200 kills | abc |" in runs(entries)
+
+
+def test_a_run_of_an_unknown_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps({"runs": [dict.fromkeys(Entry.__slots__, "x")]}))
+    with pytest.raises(ValueError, match="unknown rows"):
+        record.load(path)
+
+
+def test_what_is_printed_is_read() -> None:
+    printed = (
+        "verify: 400 seeds, 174193 events, 5305.5 virtual hours in 8.6 s (5 seeds/s); 0 violations\n"
+        "  bit_rot 13, put_answered 4680, reads_verified 8020\n"
+        "unmask: 400 seeds, 10 events, 5318.6 virtual hours in 8.4 s (4 seeds/s); 2 violations\n"
+        "  crash 74\n"
+    )
+    assert read_simulator(printed) == {"seeds": 800, "events": 174203, "faults": 87, "violations": 2}
+    assert read_pytest("1 failed, 12 passed, 3 skipped in 4.5s") == {"passed": 12, "failed": 1, "skipped": 3}
+    tally = "seed 1, 6 s: Tally(num_kills=20, num_verified=10, num_acknowledged=59, num_sealed_lost=0)"
+    assert read_store_loop(tally)["kills"] == 20
+    with pytest.raises(ValueError, match="no test ran"):
+        read_pytest("no tests ran in 0.1s")
+    with pytest.raises(ValueError, match="is not in what was printed"):
+        read_store_loop("Traceback")
