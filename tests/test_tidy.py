@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("appliance", "clients", "policies", "tiers", "proto/kvtier/v1")
+FOLDERS = ("appliance", "clients", "policies", "sources", "tiers", "proto/kvtier/v1")
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
 MAX_CONSTRUCTOR_PARAMETERS = 7
@@ -34,7 +34,7 @@ TWICE = {"KvtierConnector"}
 MANY_PARAMETERS: set[str] = set()
 TEXT = {".py", ".pyi", ".md", ".toml", ".yaml", ".yml", ".proto", ".txt", ".sh", ".json", ".svg", ".html"}
 LINKS = {
-    **{name: f"../../{name}" for name in ("appliance", "clients", "policies", "tiers")},
+    **{name: f"../../{name}" for name in ("appliance", "clients", "policies", "sources", "tiers")},
     "v1": "../../proto/kvtier/v1",
 }
 

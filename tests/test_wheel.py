@@ -43,9 +43,9 @@ def test_only_kvtier_is_in_it_and_all_of_it(wheel: Path) -> None:
     parts = {name.split("/")[1] for name in names if name.startswith("kvtier/")}
     assert parts == {
         *("__init__.py", "__main__.py", "testing.py", "py.typed"),
-        *("appliance", "clients", "policies", "tiers", "v1"),
+        *("appliance", "clients", "policies", "sources", "tiers", "v1"),
     }
-    for folder in ("appliance", "clients", "policies", "tiers"):
+    for folder in ("appliance", "clients", "policies", "sources", "tiers"):
         there = {name for name in names if name.startswith(f"kvtier/{folder}/")}
         assert there == {f"kvtier/{name}" for name in tracked() if name.startswith(f"{folder}/")}
     for proto in (ROOT / "proto" / "kvtier" / "v1").glob("*.proto"):

@@ -13,6 +13,7 @@ COMMANDS = (
     "drain",
     "evict",
     "inspect",
+    "objects",
     "policy",
     "record",
     "replay",

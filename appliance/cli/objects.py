@@ -1,0 +1,227 @@
+"""`kvtier objects`: look into an object store that hosts share, without a daemon."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+from rich.table import Table
+
+from ...sources.objects.inventory import Inventory, read_head, verify_object
+from ...sources.objects.keys import BUNDLES, Epochs
+from ...sources.objects.layout import BundleError, BundleHead
+from ...sources.objects.problems import StoreError
+from ...sources.objects.store import ObjectStore, StoreLimits
+from ...tiers.base import CopyError
+from ..config.units import about_bytes, count
+from .inspect import outline
+from .output import console, print_json
+from .target import Failed, json_option
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+#: For a person at a terminal; a cache waits less.
+LIMITS = StoreLimits(connect_s=5.0, idle_s=20.0, request_s=120.0, num_retries=3, retry_s=20.0)
+
+
+@click.group()
+def objects() -> None:
+    """Look into an object store that hosts share: what is there, and whether it is whole.
+
+    STORE is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER. The
+    environment says credentials, region and endpoint, as for other clients: AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL.
+
+    \b
+    Example:
+      kvtier objects ls s3://kv/prod
+      kvtier objects verify s3://kv/prod
+    """
+
+
+def store_arguments(command: Command) -> Command:
+    """Give `command` the argument STORE and the option --endpoint."""
+    option = click.option(
+        "--endpoint",
+        default="",
+        metavar="URL",
+        help="Where an S3-compatible store answers.  [default: AWS_ENDPOINT_URL, or AWS]",
+    )
+    return click.argument("store", metavar="STORE")(option(command))
+
+
+@contextmanager
+def opened(address: str, endpoint: str) -> Iterator[ObjectStore]:
+    """Yield a store with a bucket that is there; problems inside become exits with a sentence."""
+    try:
+        store = ObjectStore(address, endpoint=endpoint, limits=LIMITS)
+        store.check_bucket()
+        yield store
+    except StoreError as error:
+        raise Failed(f"{address}: {error}") from error
+
+
+@objects.command()
+@store_arguments
+@click.option("--keys", is_flag=True, help="List every bundle by its key.")
+@click.option(
+    "--epoch-days",
+    type=click.IntRange(1, 365),
+    default=1,
+    show_default=True,
+    help="Days of an epoch: it decides which folders are still read.",
+)
+@json_option
+def ls(store: str, endpoint: str, keys: bool, epoch_days: int, as_json: bool) -> None:
+    """List bundles: by epoch, tenant and namespace, with their number and bytes.
+
+    A tenant and a namespace are shown as in the keys: hashes of what they are. A folder that is dead is read
+    by no host any more, and the store's lifecycle rule deletes it.
+
+    \b
+    Example:
+      kvtier objects ls s3://kv/prod
+      kvtier objects ls file:///srv/kv --keys
+    """
+    with opened(store, endpoint) as there:
+        if keys:
+            _print_keys(there, as_json)
+            return
+        inventory = Inventory()
+        inventory.add(there.objects(BUNDLES))
+    epochs, now = Epochs(epoch_days), time.time()
+    rows: list[dict[str, Any]] = [
+        {
+            "epoch": epoch,
+            "is_dead": epochs.is_dead(epoch, now),
+            "tenant": tenant,
+            "namespace": namespace,
+            "num_bundles": found.num_bundles,
+            "bytes": found.num_bytes,
+        }
+        for (epoch, tenant, namespace), found in sorted(inventory.folders.items())
+    ]
+    other = inventory.other
+    if as_json:
+        print_json({"folders": rows, "num_other": other.num_bundles, "other_bytes": other.num_bytes})
+        return
+    table = Table("epoch", "", "tenant", "namespace", "bundles", "bytes", box=None, pad_edge=False)
+    for row in rows:
+        state = "dead" if row["is_dead"] else ""
+        names = (row["tenant"][:12], row["namespace"][:12])
+        table.add_row(row["epoch"], state, *names, f"{row['num_bundles']:,}", about_bytes(row["bytes"]))
+    console().print(table)
+    if other.num_bundles:
+        console().print(f"{count(other.num_bundles, 'other object')}, {about_bytes(other.num_bytes)}")
+
+
+def _print_keys(store: ObjectStore, as_json: bool) -> None:
+    found = sorted((one.key, one.num_bytes) for one in store.objects(BUNDLES))
+    if as_json:
+        print_json({"objects": [{"key": key, "bytes": num_bytes} for key, num_bytes in found]})
+        return
+    for key, _ in found:
+        click.echo(key)
+
+
+@objects.command()
+@store_arguments
+@click.argument("key")
+@json_option
+def stat(store: str, endpoint: str, key: str, as_json: bool) -> None:
+    """Show the head of one bundle: its blocks, codecs, sizes, and where its layers stand.
+
+    KEY is as `kvtier objects ls --keys` prints it.
+
+    \b
+    Example:
+      kvtier objects stat file:///srv/kv "$(kvtier objects ls file:///srv/kv --keys | head -1)"
+    """
+    with opened(store, endpoint) as there:
+        num_bytes = there.size(key)
+        if num_bytes is None:
+            raise Failed(
+                f"{store} has no object {key}; `kvtier objects ls {store} --keys` lists those there are"
+            )
+        try:
+            head = read_head(there, key, num_bytes)
+        except BundleError as error:
+            raise Failed(f"{key}: {error}") from error
+        except FileNotFoundError:
+            raise Failed(f"{key} was deleted meanwhile") from None
+    answer = described(head)
+    if as_json:
+        print_json(answer)
+        return
+    for line in outline(answer):
+        console().print(line, markup=False, soft_wrap=True)
+
+
+def described(head: BundleHead) -> dict[str, Any]:
+    """Return the head of a bundle as plain values."""
+    raw, stored = head.entries["raw_length"], head.entries["stored_length"]
+    codecs = Counter(int(codec) for codec in head.entries["codec"])
+    return {
+        "namespace": head.chain.namespace_digest.hex(),
+        "parent": head.chain.parent_hash.hex(),
+        "first_position": head.chain.position,
+        "num_blocks": head.num_blocks,
+        "num_groups": head.num_groups,
+        "key": f"{head.key:08x}" if head.key else "",
+        "profile": head.chain.profile_digest.hex(),
+        "bytes": head.total_bytes,
+        "raw_bytes": int(raw.sum(dtype="i8")),
+        "stored_bytes": int(stored.sum(dtype="i8")),
+        "fragments_by_codec": {str(codec): number for codec, number in sorted(codecs.items())},
+        "groups": [
+            dict(zip(("start", "end"), head.span_of_groups(group, group + 1), strict=True))
+            for group in range(head.num_groups)
+        ],
+        "blocks": [name.hex() for name in head.chain.names],
+    }
+
+
+@objects.command()
+@store_arguments
+@click.option(
+    "--under", default=BUNDLES, show_default=True, metavar="PREFIX", help="Only keys in this folder."
+)
+@json_option
+def verify(store: str, endpoint: str, under: str, as_json: bool) -> None:
+    """Read every bundle and compare every byte with its hashes; list those that are damaged.
+
+    Neither a key nor a codec is needed. Exit code 1 when anything is damaged: a host that reads it computes
+    instead, until it is deleted and stored again. What is deleted meanwhile is left out.
+
+    \b
+    Example:
+      kvtier objects verify s3://kv/prod
+      kvtier objects verify s3://kv/prod --under v1/b/20261123/
+    """
+    if not under.startswith(BUNDLES) or not under.endswith("/"):
+        raise click.UsageError(
+            f"--under {under!r} is no folder of bundles; write {BUNDLES}… with a / at its end"
+        )
+    damaged: dict[str, str] = {}
+    num_bundles = num_bytes = 0
+    with opened(store, endpoint) as there:
+        for one in there.objects(under):
+            try:
+                verify_object(there, one.key, one.num_bytes)
+            except FileNotFoundError:
+                continue
+            except (BundleError, CopyError) as error:
+                damaged[one.key] = str(error)
+            num_bundles += 1
+            num_bytes += one.num_bytes
+    if as_json:
+        print_json({"num_bundles": num_bundles, "bytes": num_bytes, "damaged": damaged})
+    else:
+        for key, why in sorted(damaged.items()):
+            console().print(f"{key}  {why}", markup=False, soft_wrap=True)
+        console().print(f"{count(num_bundles, 'bundle')}, {about_bytes(num_bytes)}: {len(damaged):,} damaged")
+    if damaged:
+        raise Failed(
+            f"{count(len(damaged), 'bundle')} damaged; delete them, and they are stored again when used"
+        )

@@ -1,0 +1,245 @@
+"""An object store: the few operations that bundles need, carried out by obstore.
+
+S3 and what speaks it, GCS, Azure, a folder (`file://`, also NFS) and memory behind one class. Calls block and
+release the GIL; the store is thread-safe, and several threads are several requests in flight. Requests,
+retries and waits are bounded by `StoreLimits`: a cache that waits longer than computing takes is none.
+
+Names of objects are derived from their content, so an object is created once and never overwritten.
+obstore is imported when a store is opened: it takes a tenth of a second, and few processes need it.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from ...tiers.base import Buffer
+from ...tiers.payload import copy
+from .problems import StoreError, StoreProblem, explain, explained, status_of
+
+CHUNK_BYTES: Final = 1 << 20  # copied at once on the way into memory
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_SCHEMES = ("s3", "gs", "az", "file", "memory")
+_FORMS = "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER"
+
+
+class ObjectInfo(NamedTuple):
+    """One object of a listing."""
+
+    key: str
+    num_bytes: int
+    modified_at_s: float  # seconds since 1970, by the store's clock
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Bounds of one operation. The longest one takes about `request_s + retry_s`."""
+
+    connect_s: float = 1.0
+    idle_s: float = 2.0  # without a byte while an answer is read
+    request_s: float = 30.0  # one request with its body
+    num_retries: int = 2
+    retry_s: float = 5.0  # after which no retry begins
+
+
+class ObjectStore:
+    """Objects under one address. Thread-safe. Methods raise StoreError, which names the fix.
+
+    `endpoint`: of an S3-compatible store; otherwise the environment says (AWS_ENDPOINT_URL), as it says
+    credentials and region. Nothing is asked of the store before the first call; `check_bucket` does.
+    """
+
+    def __init__(self, address: str, *, endpoint: str = "", limits: StoreLimits | None = None) -> None:
+        self.address = address
+        self._limits = limits or StoreLimits()
+        self._store = _open(address, endpoint, self._limits)
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.address!r})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an object store holds credentials, and does not leave its process")
+
+    def check_bucket(self) -> None:
+        """Raise StoreError unless the bucket, or the folder, is there and can be listed.
+        To be called at a start: a get of an object cannot tell a missing bucket from a cold cache."""
+        for _ in self.objects("v1/"):
+            return
+
+    def create(self, key: str, payload: Buffer) -> bool:
+        """Store an object; return False, and leave it as it is, when there is one of that name.
+        `payload` is borrowed, and must not change before this returns."""
+        from obstore import put
+        from obstore.exceptions import AlreadyExistsError
+
+        for _ in range(2):
+            try:
+                with explained():
+                    try:
+                        put(self._store, key, payload, mode="create", use_multipart=False)
+                    except AlreadyExistsError as error:
+                        is_in_doubt = status_of(error) == "409"  # another one is under way, or was
+                    else:
+                        return True
+            except FileNotFoundError as error:
+                raise explain(error) from error
+            if not is_in_doubt or self.size(key) is not None:
+                return False
+        raise StoreError(StoreProblem.BUSY, f"{key}: another create of it is under way")
+
+    def read(self, key: str, parts: Sequence[tuple[int, Buffer]]) -> bool:
+        """Fill each buffer of `parts` with bytes of an object from an offset on; False when there is none.
+
+        Parts are read in their order, one request each. Bytes are copied once, from the client's memory into
+        the buffers, which are undefined after False or an error.
+        """
+        from obstore import get
+
+        try:
+            for start, into in parts:
+                with explained():
+                    result = get(self._store, key, options={"range": (start, start + len(into))})
+                    filled = 0
+                    for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                        if filled + len(chunk) > len(into):
+                            raise StoreError(StoreProblem.SHORT, f"{key}: more than {len(into)} bytes came")
+                        copy(into[filled : filled + len(chunk)], memoryview(chunk))
+                        filled += len(chunk)
+                if filled != len(into):
+                    raise StoreError(StoreProblem.SHORT, f"{key}: {filled} of {len(into)} bytes came")
+        except FileNotFoundError:
+            return False
+        except StoreError as error:
+            if _is_beyond_end(error):
+                raise StoreError(StoreProblem.SHORT, f"{key} ends before byte {start}") from error
+            raise
+        return True
+
+    def size(self, key: str) -> int | None:
+        """Return the length of an object in bytes; None when there is none."""
+        from obstore import head
+
+        try:
+            with explained():
+                return int(head(self._store, key)["size"])
+        except FileNotFoundError:
+            return None
+
+    def objects(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects under `prefix`, a folder that ends in `/`.
+        In the order of keys on S3, in any order from a folder. `after`: only keys that sort behind it."""
+        from obstore import list as list_objects
+
+        try:
+            with explained():
+                for chunk in list_objects(self._store, prefix, offset=after or None):
+                    for found in chunk:
+                        yield ObjectInfo(found["path"], found["size"], found["last_modified"].timestamp())
+        except FileNotFoundError as error:
+            raise explain(error) from error
+
+    def folders(self, prefix: str) -> list[str]:
+        """Return the names of the folders in `prefix`, a folder that ends in `/`, sorted."""
+        from obstore import list_with_delimiter
+
+        try:
+            with explained():
+                found = list_with_delimiter(self._store, prefix)["common_prefixes"]
+        except FileNotFoundError as error:
+            raise explain(error) from error
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+    def copy(self, source: str, target: str) -> bool:
+        """Copy an object inside the store, no byte of it through this process; False when there is none.
+        One that is at `target` is replaced: callers copy to the same content-derived name only."""
+        from obstore import copy as copy_object
+
+        try:
+            with explained():
+                copy_object(self._store, source, target)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that are not there do not matter."""
+        from obstore import delete
+
+        for start in range(0, len(keys), 1000):
+            some = list(keys[start : start + 1000])
+            try:
+                with explained():
+                    delete(self._store, some)
+            except FileNotFoundError:  # a folder stops at the first that is missing
+                for key in some:
+                    self._delete_one(key)
+
+    def _delete_one(self, key: str) -> None:
+        from obstore import delete
+
+        try:
+            with explained():
+                delete(self._store, key)
+        except FileNotFoundError:
+            return
+
+
+def _is_beyond_end(error: StoreError) -> bool:
+    return any(
+        text in str(error) for text in ("status code: 416", "nvalid range", "Requested range was invalid")
+    )
+
+
+def _open(address: str, endpoint: str, limits: StoreLimits) -> Any:
+    """Return obstore's store for an address. Raises StoreError."""
+    parts = urlsplit(address)
+    if parts.scheme not in _SCHEMES or (parts.scheme not in ("file", "memory") and not parts.netloc):
+        raise StoreError(StoreProblem.UNSUPPORTED, f"{address!r} is no address of a store: {_FORMS}")
+    if parts.username or parts.password or parts.query:
+        raise StoreError(
+            StoreProblem.UNSUPPORTED, "an address holds no credentials and no options; " + _FORMS
+        )
+    try:
+        from obstore.store import LocalStore, from_url
+    except ImportError as error:
+        raise StoreError(
+            StoreProblem.UNSUPPORTED, "the package obstore is missing; `pip install kvtier[objects]`"
+        ) from error
+    try:
+        with explained():
+            if parts.scheme == "file":
+                return LocalStore(parts.path, automatic_cleanup=True)
+            if parts.scheme == "memory":
+                return from_url(address)
+            return from_url(address, **_remote_options(parts.scheme, endpoint, limits, os.environ))
+    except FileNotFoundError as error:
+        raise explain(error) from error
+
+
+def _remote_options(
+    scheme: str, endpoint: str, limits: StoreLimits, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the keyword arguments of `from_url` for a store behind a network."""
+    named = endpoint or next((environment[name] for name in _ENDPOINTS if environment.get(name)), "")
+    client = {
+        "connect_timeout": timedelta(seconds=limits.connect_s),
+        "read_timeout": timedelta(seconds=limits.idle_s),
+        "timeout": timedelta(seconds=limits.request_s),
+        "pool_max_idle_per_host": "64",
+        "allow_http": scheme == "s3" and named.startswith("http://"),
+    }
+    retries = {
+        "max_retries": limits.num_retries,
+        "retry_timeout": timedelta(seconds=limits.retry_s),
+        "backoff": {
+            "init_backoff": timedelta(milliseconds=50),
+            "max_backoff": timedelta(milliseconds=200),
+            "base": 2,
+        },
+    }
+    options: dict[str, Any] = {"client_options": client, "retry_config": retries}
+    if named and scheme == "s3":
+        options["endpoint"] = named
+    return options
