@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
-from itertools import count
+from secrets import randbits
 from typing import Any, NamedTuple, TypeVar
 
 from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
@@ -103,7 +103,6 @@ class DirectPath:
         self._registering: Counter[int] = Counter()  # RegisterPages under way, by client
         self._num_closing = 0  # registrations with memory that is being unmapped
         self._puts = PagePuts(service, self.counters, self._on_trouble, self._registrations)
-        self._numbers = count(1)
         self._is_closed = False
         self._lanes = {one.device.uuid: _OpenLane.of(one) for one in devices}
 
@@ -168,7 +167,7 @@ class DirectPath:
             raise error("NO_DEVICE", f"the pages cannot be opened: {problem}") from None
         dram = self._service.memory(Tier.DRAM)
         gather = GatherCopier(mapping.pages, lane, mapping.saves, dram, self._hashers, self._on_trouble)
-        registration = Registration(next(self._numbers), client, mapping, gather, self._close_quiet)
+        registration = Registration(1 + randbits(62), client, mapping, gather, self._close_quiet)
         try:
             if self._is_closed or self._service.clients.get(client.id) is not client:
                 raise error("UNKNOWN_CLIENT", "the client is gone")

@@ -5,12 +5,11 @@ and owns a staging extent. A *remote* one opened itself over gRPC and lives as l
 either of them holds (leases, reservations) is the planner's to know; here is only what the planner must
 not know: names for people, staging, process ids.
 
-A remote client belongs to the identity that opened it (`owner`); ids of remote clients are random all the
-same, because without proof of identity (access.insecure) the id is the only credential.
+A remote client belongs to the identity that opened it (`owner`). Ids are random: without proof of identity
+(access.insecure) that of a remote client is its only credential.
 """
 
 import asyncio
-import itertools
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from ..transfer.lanes import Route
 #: Silence after which a client without a local connection is closed: what OpenClient gets when it asks for no
 #: other (idle connections make no call, so a client that stays idle for longer asks for more), and the most.
 CLIENT_TTL_S, MAX_CLIENT_TTL_S = 60.0, 3600.0
-_FIRST_REMOTE_ID = 1 << 32  # below it local ones, counted
+_LOCAL_ID_BITS, _REMOTE_ID_BITS = 32, 62  # remote ids stand above the local ones
 
 
 @dataclass(slots=True)
@@ -57,7 +56,6 @@ class ClientRegistry:
         self._max_clients = max_clients
         self._by_id: dict[int, ConnectedClient] = {}
         self._by_request: dict[tuple[str, str], ConnectedClient] = {}  # remote ones: OpenClient is idempotent
-        self._local_ids = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -88,7 +86,7 @@ class ClientRegistry:
     ) -> ConnectedClient:
         """Register a connection of the local channel with its staging extent. Raises BusyError."""
         self._make_room()
-        client = ConnectedClient(next(self._local_ids), name, domain, True, pid=pid, uid=uid)
+        client = ConnectedClient(self._draw_id(True), name, domain, True, pid=pid, uid=uid)
         client.staging, client.staging_bytes = staging, staging.num_bytes
         self._by_id[client.id] = client
         self._appliance.mover.attach(client.id, routes)
@@ -100,7 +98,7 @@ class ClientRegistry:
         a device may still be copying. `routes` lead out of the pages. Raises BusyError."""
         self._make_room()
         client = ConnectedClient(
-            next(self._local_ids), f"pages of {owner.name or owner.id}", owner.domain, True
+            self._draw_id(True), f"pages of {owner.name or owner.id}", owner.domain, True
         )
         client.pid, client.uid = owner.pid, owner.uid
         self._by_id[client.id] = client
@@ -126,7 +124,7 @@ class ClientRegistry:
             return known
         self._make_room()
         now = self._appliance.clock()
-        client = ConnectedClient(_FIRST_REMOTE_ID + secrets.randbits(62), name, domain, False, owner=owner)
+        client = ConnectedClient(self._draw_id(False), name, domain, False, owner=owner)
         client.ttl_s = ttl_s or CLIENT_TTL_S
         client.expires_at = now + client.ttl_s
         client.request_id = request_id
@@ -166,6 +164,14 @@ class ClientRegistry:
             if client.expires_at <= now:
                 self.close(client.id, "silent for longer than its ttl")
         return min((client.expires_at for client in self), default=None)
+
+    def _draw_id(self, local: bool) -> int:
+        """Return the id of a new client. A counter would tell how many others there are."""
+        while True:
+            above = 0 if local else 1 << _LOCAL_ID_BITS
+            number = above + secrets.randbits(_LOCAL_ID_BITS if local else _REMOTE_ID_BITS)
+            if number and number not in self._by_id:
+                return number
 
     def _make_room(self) -> None:
         if len(self._by_id) >= self._max_clients:

@@ -38,7 +38,8 @@ class CoreState:
         ladder: Ladder = STANDARD,
         on_policy_failed: Callable[[str, str], None] = lambda words, instead: None,
     ) -> None:
-        """`secret`: what no tenant knows, for the names that policies hear (policy_facts.py). `ladder`: the
+        """`secret`: what no tenant knows, for names that policies hear (policy_facts.py) and ids that callers are
+        told (secret_ids.py). `ladder`: the
         tiers there can be; `rooms` says which there are. `on_policy_failed`: told in words when an
         administrator's own policy failed, and which one took its place. Raises ValueError for a wrong
         choice of policies."""
@@ -47,6 +48,7 @@ class CoreState:
         assert log is None or isinstance(log, SegmentLog)
         self.options = options
         self.ladder = ladder
+        self.secret = secret
         self.rooms = rooms
         self.put_room = cast(MemoryRoom, rooms[ladder.put_tier])
         self.log = log

@@ -14,6 +14,7 @@ from itertools import repeat
 from ....tiers.block import Tier
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
+from ..secret_ids import SecretIds
 
 SLACK = 1024  # deadlines that do not count any more, not worth a new heap
 
@@ -45,7 +46,7 @@ class LeaseEntry:
 
 
 class LeaseTable:
-    """Clients and their leases. Lease ids are never reused."""
+    """Clients and their leases."""
 
     def __init__(self, core: CoreState, residency: Residency) -> None:
         self._core = core
@@ -53,7 +54,7 @@ class LeaseTable:
         self.clients: dict[int, ClientEntry] = {}
         self._leases: dict[int, LeaseEntry] = {}
         self._deadlines: list[tuple[float, int]] = []  # lazy heap of (deadline, lease)
-        self._next_id = 1
+        self._ids = SecretIds(core.secret, "lease")
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -71,8 +72,8 @@ class LeaseTable:
 
     def grant(self, client: ClientEntry, ttl_s: float) -> LeaseEntry:
         """Create an empty lease."""
-        lease = LeaseEntry(self._next_id, client, self._core.now + (ttl_s or self._core.options.lease_ttl_s))
-        self._next_id += 1
+        lease_id = self._ids.draw(self._leases)
+        lease = LeaseEntry(lease_id, client, self._core.now + (ttl_s or self._core.options.lease_ttl_s))
         self._leases[lease.id] = client.leases[lease.id] = lease
         self._note_deadline(lease)
         return lease

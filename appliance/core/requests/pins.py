@@ -11,6 +11,7 @@ from ....tiers.block import Tier, tenant_of
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
+from ..secret_ids import SecretIds
 
 SLACK = 1024  # ends of pins that are over already, not worth a new heap: one may have been for a week
 
@@ -36,7 +37,7 @@ class Pins:
 
         self._pins: dict[int, PinEntry] = {}
         self._deadlines: list[tuple[float, int]] = []
-        self._next_id = 1
+        self._ids = SecretIds(core.secret, "pin")
         self.pinned_bytes = dict.fromkeys(core.ladder.tiers, 0)
         self.bytes_of_tenant: dict[str, int] = {}  # of tenants that have pins
 
@@ -57,8 +58,7 @@ class Pins:
         deadline_at = self._core.now + ttl_s
         blocks = [catalog.handle(row) for row in rows]
         domain = catalog.namespace_of(rows[0]).identity.domain if rows else ""
-        pin = PinEntry(self._next_id, floor, deadline_at, blocks, num_bytes, domain)
-        self._next_id += 1
+        pin = PinEntry(self._ids.draw(self._pins), floor, deadline_at, blocks, num_bytes, domain)
         self._pins[pin.id] = pin
         heapq.heappush(self._deadlines, (deadline_at, pin.id))
         if len(self._deadlines) > 2 * len(self._pins) + SLACK:

@@ -11,6 +11,7 @@ from ..catalog.runs import refresh_run
 from ..copying.copies import Copies
 from ..events import AbortRequested, CommitRequested, ReserveRequested
 from ..results import PutOutcome, PutResult, ReserveResult
+from ..secret_ids import SecretIds
 from .put_job import STORED, Put, PutJob
 from .request_registry import RequestRegistry
 from .usage import Usage
@@ -41,7 +42,7 @@ class WriteRequests:
         self._usage = usage
         self._jobs: dict[int, PutJob] = {}  # unfinished puts, by reservation
         self._answered: list[PutJob] = []  # finished ones: answered, but sessions and policies were not told
-        self._next_reservation = 1
+        self._ids = SecretIds(core.secret, "reservation")
         self.is_closed = False  # draining: nothing new
 
     def reserve(self, event: ReserveRequested) -> None:
@@ -143,7 +144,7 @@ class WriteRequests:
             requests.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.05)
             return None
         client, namespace = checked
-        number, self._next_reservation = self._next_reservation, self._next_reservation + 1
+        number = self._ids.draw(self._jobs)
         session = self._usage.session_number(event.session_id)
         put = Put(event, client, namespace, session, number)
         job = PutJob(self._core, self._residency, self._copies, self._pressure, put, self._done)
