@@ -36,6 +36,7 @@ from .core.events import (
 from .core.instructions import (
     CancelCopy,
     Copy,
+    ForgetNamespace,
     FreeSegment,
     GiveBack,
     HastenCopy,
@@ -124,6 +125,7 @@ class Appliance:
             FreeSegment: self._free,
             GiveBack: self._give_back,
             StoreNamespace: self._store_namespace,
+            ForgetNamespace: self._forget_namespace,
             Notify: events.append,
         }
 
@@ -300,6 +302,11 @@ class Appliance:
         self.mover.hold(self._log_tier)
         store = self._store.store_namespace
         self._run_store_task("store_namespace", store, instruction.identity, self._namespace_stored)
+
+    def _forget_namespace(self, instruction: ForgetNamespace) -> None:
+        assert self._store is not None
+        forget = self._store.forget_namespace
+        self._run_store_task("forget_namespace", forget, instruction.identity, lambda _: None)
 
     def _namespace_stored(self, _: None) -> None:
         self._num_namespaces_storing -= 1

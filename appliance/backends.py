@@ -63,6 +63,10 @@ class StorePort(Protocol):
         """Remember a namespace durably."""
         ...
 
+    def forget_namespace(self, identity: NamespaceIdentity) -> None:
+        """Forget a namespace, at some time."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TierBackends:

@@ -122,6 +122,10 @@ class CostModel:
             6.0 * width,
         )
 
+    def forget_namespace(self, namespace_id: int) -> None:
+        """Forget a namespace that is no more."""
+        del self._prefills[namespace_id]
+
     def state_speed(self, namespace_id: int, speed: PrefillModel) -> None:
         """Set the prefill speed of a namespace to what a client states; the last statement counts."""
         prefill = self._prefills[namespace_id]

@@ -181,6 +181,7 @@ class Settings(Section):
             max_clients=limits.max_clients,
             max_pinned_fraction=limits.max_pinned,
             lease_ttl_s=self.leases.ttl_s,
+            num_tenants=len({tenant.domain(name) for name, tenant in self.tenants.items()}),
             quotas=quotas_of(self.tenants, self.tiers.ladder),
             write="idle" if nvme is None else nvme.write,
             daily_write_bytes=None if nvme is None else nvme.daily_limit_bytes,

@@ -101,6 +101,13 @@ class StoreNamespace:
     identity: NamespaceIdentity
 
 
+@dataclass(slots=True)
+class ForgetNamespace:
+    """The cold store need not remember a namespace any more: it has no records of it that count."""
+
+    identity: NamespaceIdentity
+
+
 class BlockChange(Enum):
     """What happened to blocks, for routers."""
 
@@ -131,5 +138,6 @@ Instruction: TypeAlias = (
     | FreeSegment
     | GiveBack
     | StoreNamespace
+    | ForgetNamespace
     | Notify
 )

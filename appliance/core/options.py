@@ -75,6 +75,8 @@ class PlannerOptions:
     #: How long a block that was brought up for an arrival or on request is expected to be used.
     prefetch_window_s: float = 60.0
 
+    #: Tenants that are configured: limits of all together are divided among so many (shares.py).
+    num_tenants: int = 0
     #: By tenant: the first part of an isolation domain's name.
     quotas: Mapping[str, TenantQuota] = field(default_factory=dict)
 

@@ -129,9 +129,9 @@ class Planner:
         self.inspection = Inspection(
             core, self.copies, self.leases, self.pins, self.sessions, self.prefetching, self.waiting
         )
-        self.changes = Changes(
-            core, residency, self.pressure.victims, self.resizing, self.pins, (self.quotas, self.ahead)
-        )
+        listeners = (self.quotas, self.requests, self.ahead)
+        self.changes = Changes(core, residency, self.pressure.victims, self.resizing, self.pins, listeners)
+        self.requests.namespaces_in_use = self._namespaces_in_use
         self._handlers = self._handler_table()
         self._is_follow_up_due = False  # an event was answered, and nothing followed from it yet
         self._is_tick = False  # whether it was a Tick
@@ -274,13 +274,8 @@ class Planner:
     @property
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
-        parts = (
-            self.reclaim,
-            self.pressure,
-            self.resizing,
-            self.erasing,
-            self.evicting,
-        )
+        room = (self.reclaim, self.pressure, self.resizing)
+        parts = (*room, self.erasing, self.evicting)
         return any(part.is_busy for part in parts) or self.waiting.wants_turn
 
     def next_deadline(self) -> float | None:
@@ -305,15 +300,26 @@ class Planner:
     def adopt(self, recovered: "RecoveredStore", now: float) -> int:
         """Take over what the cold store found at start. Once, before any event. Returns the blocks."""
         self.core.now = now
+        known = set(self.catalog.namespaces)
         namespaces = [self.requests.add_namespace(identity) for identity in recovered.namespaces]
         adopt(recovered, namespaces, self.core)
+        list(self.requests.forget_unused(one for one in namespaces if one.id not in known))
         self.pressure.cold_quota.enforce()
         return self.catalog.num_blocks
 
-    def name_namespaces(self, identities: Sequence[NamespaceIdentity]) -> None:
-        """Give namespaces the numbers 1, 2, ... that slots in memory know them by. Before anything else."""
-        for identity in identities:
-            self.requests.add_namespace(identity)
+    def name_namespaces(self, identities: Mapping[int, NamespaceIdentity]) -> None:
+        """Give namespaces the ids that slots in memory know them by. Before anything else."""
+        for number, identity in identities.items():
+            self.requests.add_namespace(identity, number)
+
+    def identities(self) -> dict[int, NamespaceIdentity]:
+        """Return the namespaces that there are, by id."""
+        return {number: one.identity for number, one in self.catalog.namespaces.items()}
+
+    def _namespaces_in_use(self) -> frozenset[int]:
+        """Return the namespaces that unfinished work names, which may have no blocks."""
+        parts = (self.reads, self.writes, self.evicting, self.erasing, self.found_memory)
+        return frozenset(number for part in parts for number in part.namespaces())
 
     def learned(self) -> bytes:
         """Return what the policies learned, to be kept over a restart; empty when none of them learns."""
@@ -402,9 +408,7 @@ class Planner:
             "tier_offline" if event.offline else "tier_online",
             event.reason,
         )
-        if (
-            event.offline and event.tier != self.core.ladder.log_tier
-        ):  # memory that is gone does not come back
+        if event.offline and event.tier != self.core.ladder.log_tier:  # memory does not come back
             rows = [row for known in self.catalog.namespaces.values() for row in known.rows.values()]
             for row in rows:
                 if self.catalog.prefix_hash[row]:  # not, when it went with its last child

@@ -15,7 +15,7 @@ _NUM_ROUNDS: Final = 4  # of a Feistel network with a keyed round function: a ps
 
 
 class SecretIds:
-    """Draws ids from 1 to 2**63 - 1, from SHAKE-256 of `secret` as a key stream of its own for each `kind`."""
+    """Draws ids from 1 to 2**63 - 1, from a key stream of SHAKE-256 of `secret` for each `kind`."""
 
     def __init__(self, secret: bytes, kind: str) -> None:
         self._seed = f"{kind}\0".encode() + secret

@@ -99,8 +99,8 @@ class Adoption:
     async def _read_headers(self, viewed: frozenset[int]) -> deque[tuple[Tier, Fragments]]:
         """Tell the planner what the headers name. Return it by extents, those filled last first."""
         book, pool = self._assembly.book, self._assembly.memory_threads  # requests wait for it
-        known = book.identities[: book.num_inherited] if book is not None else []
-        digests = {number: one.digest for number, one in enumerate(known, 1)}
+        known = book.inherited if book is not None else {}
+        digests = {number: one.digest for number, one in known.items()}
         loop = asyncio.get_running_loop()
         found_in: list[tuple[int, Tier, Fragments]] = []
         reading = [

@@ -91,8 +91,9 @@ class Daemon:
             self.planner.adopt(assembly.recovered, self.appliance.clock())
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
         if assembly.book is not None:
-            for namespace in self.planner.catalog.namespaces.values():
-                assembly.book.note(namespace.id, namespace.identity)
+            assembly.book.present = self.planner.identities
+            for number, identity in self.planner.identities().items():
+                assembly.book.note(number, identity)
         self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
         self.reload.parts.append(self._adopt)
         self.reload.profiles = assembly.profiles

@@ -56,15 +56,23 @@ class Census:
 
 def only_in_memory(catalog: Catalog) -> tuple[int, int]:
     """Return (blocks, bytes of payload) of which memory has something, and the cold store not all."""
-    num_groups, block_bytes = np.zeros((2, len(catalog.namespaces) + 1), np.int64)
-    for namespace in catalog.namespaces.values():
-        num_groups[namespace.id], block_bytes[namespace.id] = namespace.num_groups, namespace.block_bytes
+    numbers, num_groups, block_bytes = namespace_sizes(catalog)
     ladder = catalog.ladder
     memories = [column(catalog.num_resident[tier]) for tier in ladder.memory_tiers]
     rows = np.flatnonzero(np.logical_or.reduce(memories))
-    ids = column(catalog.namespace_id)[rows]
-    ids = ids[column(catalog.num_resident[ladder.log_tier])[rows] < num_groups[ids]]
-    return len(ids), int(block_bytes[ids].sum())
+    which = np.searchsorted(numbers, column(catalog.namespace_id)[rows])
+    which = which[column(catalog.num_resident[ladder.log_tier])[rows] < num_groups[which]]
+    return len(which), int(block_bytes[which].sum())
+
+
+def namespace_sizes(
+    catalog: Catalog,
+) -> "tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]":
+    """Return ids (sorted), fragments and bytes of a block of all namespaces, (n,) each."""
+    numbers = sorted(catalog.namespaces)
+    sizes = [(catalog.namespaces[n].num_groups, catalog.namespaces[n].block_bytes) for n in numbers]
+    num_groups, block_bytes = np.array(sizes, np.int64).reshape(-1, 2).T
+    return np.array(numbers, np.uint32), num_groups, block_bytes
 
 
 def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[str, int]:
@@ -75,16 +83,14 @@ def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[str, int]:
     Blocks that are complete are counted by (namespace, class) and multiplied; of the others, and where
     fragments are encoded, each fragment is looked at.
     """
-    namespaces = catalog.namespaces
-    num_groups, block_bytes = np.zeros((2, len(namespaces) + 1), np.int64)
-    for namespace in namespaces.values():
-        num_groups[namespace.id], block_bytes[namespace.id] = namespace.num_groups, namespace.block_bytes
+    numbers, num_groups, block_bytes = namespace_sizes(catalog)
     resident = column(catalog.num_resident[tier])
     rows = np.flatnonzero(resident)
     ids, urgencies = column(catalog.namespace_id)[rows], column(catalog.urgency)[rows]
     is_plain = tier != catalog.ladder.log_tier or len(catalog.encodings) == 1
-    is_complete = (resident[rows] == num_groups.astype(resident.dtype)[ids]) & is_plain
-    kinds = ids[is_complete].astype(np.intp) * len(CLASSES) + urgencies[is_complete]
+    which = np.searchsorted(numbers, ids)
+    is_complete = (resident[rows] == num_groups.astype(resident.dtype)[which]) & is_plain
+    kinds = which[is_complete] * len(CLASSES) + urgencies[is_complete]
     counts = np.bincount(kinds, minlength=len(num_groups) * len(CLASSES)).reshape(-1, len(CLASSES))
     totals = block_bytes @ counts
     if len(kinds) < len(rows):
@@ -98,7 +104,7 @@ def _add_fragments(
     tier: Tier,
     rows: "npt.NDArray[np.intp]",
     urgencies: "npt.NDArray[np.uint8]",
-    ids: "npt.NDArray[np.uint16]",
+    ids: "npt.NDArray[np.uint32]",
     totals: "npt.NDArray[np.int64]",
 ) -> None:
     """Add the readable bytes of blocks to `totals`, by class, fragment by fragment."""

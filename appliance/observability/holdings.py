@@ -15,6 +15,7 @@ from ..core.catalog.catalog import Catalog
 from ..core.catalog.runs import column
 from ..core.planner import Planner
 from ..core.requests.sessions import SessionEntry
+from .census import namespace_sizes
 
 MAX_SESSIONS = 40
 MAX_BLOCKS = 200_000
@@ -45,11 +46,8 @@ def where(catalog: Catalog, session: SessionEntry) -> dict[str, Any]:
     handles = np.fromiter(session.blocks, np.int64, len(session.blocks))
     rows = (handles & 0xFFFFFFFF).astype(np.intp)
     rows = rows[column(catalog.serial)[rows] == handles >> 32] if len(rows) else rows
-    groups = np.zeros(len(catalog.namespaces) + 1, np.int64)
-    sizes = np.zeros_like(groups)
-    for namespace in catalog.namespaces.values():
-        groups[namespace.id], sizes[namespace.id] = namespace.num_groups, namespace.block_bytes
-    ids = column(catalog.namespace_id)[rows] if len(rows) else rows
+    numbers, groups, sizes = namespace_sizes(catalog)
+    ids = np.searchsorted(numbers, column(catalog.namespace_id)[rows]) if len(rows) else rows
     is_open = np.ones(len(rows), bool)
     blocks, num_bytes = {}, {}
     for tier in catalog.ladder.tiers:

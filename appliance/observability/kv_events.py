@@ -156,8 +156,12 @@ class KvEvents:
 
     def _events(self, notice: Notify) -> Iterator[dict[str, Any]]:
         """Yield vLLM's events for one notice: one per chain when blocks were stored."""
-        namespace = self._catalog.namespaces[notice.namespace_id]
+        namespace = self._catalog.namespaces.get(notice.namespace_id)
         medium = self._mediums[notice.tier]
+        if namespace is None:  # it was forgotten meanwhile, so its blocks are gone
+            if notice.change is BlockChange.REMOVED:
+                yield removed(notice.prefix_hashes, medium)
+            return
         tiers = [tier for tier in self._catalog.ladder.tiers if self._mediums[tier] == medium]
         if notice.change is BlockChange.REMOVED:
             gone = [name for name in notice.prefix_hashes if not self._is_in(namespace, name, tiers)]

@@ -89,7 +89,6 @@ class CacheService:
         self.verify_found: Callable[[int, Sequence[bytes]], asyncio.Future[None] | None] = lambda *_: None
         self.compression = CompressionSettings()  # of streams
         self.draining = False
-        self.namespaces: dict[int, NamespaceIdentity] = {}  # registered in this life
 
     # --------------------------------------------------------------------------- clients and namespaces
 
@@ -136,7 +135,6 @@ class CacheService:
         answer = self.appliance.ask(lambda call: events.NamespaceRegistered(call, identity, prefill))
 
         def registered(result: NamespaceResult) -> pb.RegisterNamespaceResponse:
-            self.namespaces[result.namespace_id] = identity
             self.on_namespace(result.namespace_id, identity)
             return pb.RegisterNamespaceResponse(
                 namespace_id=result.namespace_id,
@@ -400,10 +398,10 @@ class CacheService:
     def identity_of(self, caller: Caller, namespace_id: int) -> NamespaceIdentity:
         """Return a namespace that the caller may use. Those of other isolation domains do not exist for it.
         Raises UnknownError."""
-        identity = self.namespaces.get(namespace_id)
-        if identity is None or caller.domain != identity.domain:
+        namespace = self.planner.catalog.namespaces.get(namespace_id)
+        if namespace is None or caller.domain != namespace.identity.domain:
             raise error("UNKNOWN_NAMESPACE", f"namespace {namespace_id} is not registered; register it first")
-        return identity
+        return namespace.identity
 
     def client_of(self, caller: Caller, client_id: int) -> ConnectedClient:
         """Return the client a request is of. Raises UnknownError."""

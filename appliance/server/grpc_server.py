@@ -105,8 +105,9 @@ class EventsService:
             num_found=access.num_found,
             num_lost=access.num_lost,
         )
-        if access.namespace_id:
-            geometry = self._service.namespaces[access.namespace_id].geometry
+        namespace = self._service.planner.catalog.namespaces.get(access.namespace_id)
+        if namespace is not None:
+            geometry = namespace.identity.geometry
             message.block_tokens, message.block_bytes = geometry.block_tokens, geometry.block_bytes
         if access.word is not None:
             urgency, num_decoded, back_in_s, ended = access.word

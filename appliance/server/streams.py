@@ -9,7 +9,6 @@ pays they are fewer (stream_codecs.py).
 import asyncio
 import itertools
 import mmap
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from ...v1 import kvcache_pb2 as pb
 from ...v1.shm import PAGE_BYTES
 from ..core import events
 from ..core.results import KeepAliveResult, PutResult, Refusal
+from ..core.shares import Shares
 from ..errors import error, from_refusal
 from ..security.callers import Caller
 from ..security.client_registry import ConnectedClient
@@ -39,39 +39,6 @@ MAX_STREAM_PUTS = 192
 IDLE_S = 30.0
 _STEP_BYTES = 2 << 20  # in which the space of a put grows: the kernel gives huge pages
 _ADDRESS_BITS = 40  # of an offset inside one buffer
-
-
-class Shares:
-    """What each tenant holds of a bounded number of bytes or calls: at most as much as it leaves free.
-
-    One tenant alone gets a half, two get a third each, and for the next one there is always something left.
-    The common tenant of a daemon without tenants, "", may take everything.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.taken = 0
-        self._taken_by: Counter[str] = Counter()
-
-    def largest(self, tenant: str) -> int:
-        """Return the most that a tenant can hold while no other holds anything."""
-        return self.capacity // 2 if tenant else self.capacity
-
-    def take(self, tenant: str, number: int) -> bool:
-        """Take `number` for a tenant; returns whether its share and what is free allow it."""
-        free = self.capacity - self.taken - number
-        if free < (self._taken_by[tenant] + number if tenant else 0):
-            return False
-        self.taken += number
-        self._taken_by[tenant] += number
-        return True
-
-    def give(self, tenant: str, number: int) -> None:
-        """Give `number` of a tenant back."""
-        self.taken -= number
-        self._taken_by[tenant] -= number
-        if not self._taken_by[tenant]:
-            del self._taken_by[tenant]
 
 
 @dataclass(slots=True)

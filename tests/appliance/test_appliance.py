@@ -110,6 +110,9 @@ class Recorder:
     def store_namespace(self, identity: NamespaceIdentity) -> None:
         self._store("store_namespace", identity)
 
+    def forget_namespace(self, identity: NamespaceIdentity) -> None:
+        self._store("forget_namespace", identity)
+
     def resize(self, num_segments: int) -> None:
         self._store("resize", num_segments)
 

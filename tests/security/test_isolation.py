@@ -170,10 +170,10 @@ def test_names_of_the_common_domain_are_as_the_runtime_says() -> None:
     catalog = Catalog()
     facts = PolicyFacts(catalog, b"secret")
     geometry = Geometry(1, 1, 16, 16, "float16")
-    common = catalog.add_namespace(NamespaceIdentity(b"m" * 16, geometry), 0)
+    common = catalog.add_namespace(NamespaceIdentity(b"m" * 16, geometry), 0, 7)
     assert facts.prefix_hash is catalog.prefix_hash
     assert list(facts.names(common.id, names(ACME, 1, 2))) == names(ACME, 1, 2)
-    own = catalog.add_namespace(NamespaceIdentity(b"m" * 16, geometry, domain="tenant:acme"), 1)
+    own = catalog.add_namespace(NamespaceIdentity(b"m" * 16, geometry, domain="tenant:acme"), 1, 3)
     assert facts.prefix_hash is not catalog.prefix_hash
     assert list(facts.names(common.id, names(ACME, 1, 2))) == names(ACME, 1, 2)
     masked = facts.names(own.id, names(ACME, 1, 2))

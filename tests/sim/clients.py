@@ -77,8 +77,11 @@ class Crowd:
             self.open_client()
         self.namespace_ids = []
         for identity, speed in zip(self.identities, self.config.prefill_speeds, strict=True):
-            call = daemon.call(0, lambda result: self.namespace_ids.append(result.namespace_id))  # type: ignore[union-attr]
-            daemon.step(ev.NamespaceRegistered(call, identity, speed))
+            self.register(identity, lambda result: self.namespace_ids.append(result.namespace_id), speed)
+
+    def register(self, identity: NamespaceIdentity, on_reply: Any, speed: Any = None) -> None:
+        """Register a namespace."""
+        self.daemon.step(ev.NamespaceRegistered(self.daemon.call(0, on_reply), identity, speed))
 
     def open_client(self) -> Client:
         """One more client connects."""
@@ -193,7 +196,9 @@ class Crowd:
             return
         path = self.keys.draw(self.world.rng)
         found = self.daemon.planner.lookup(namespace[0], path)
-        assert not isinstance(found, Refusal)
+        if isinstance(found, Refusal):
+            assert namespace[0] not in self.daemon.planner.catalog.namespaces
+            return
         for prefix_hash in path[: found.num_blocks]:
             if (namespace[1].digest, prefix_hash) not in self.accepted:
                 raise Violation("lookup", "reports a block that nobody ever committed")

@@ -70,6 +70,7 @@ class VirtualColdStore:
         self._num_wanted = num_segments
         self._gone: set[int] = set()  # segments whose file was given back
         self.namespaces: dict[bytes, NamespaceIdentity] = {}
+        self._tenants: dict[bytes, str] = {}  # by namespace, forgotten ones included
         #: Records that an injected fault damaged: a mismatch there is no surprise. (segment, page, epoch)
         self.damaged: set[tuple[int, int, int]] = set()
         self._epochs = 0
@@ -194,6 +195,11 @@ class VirtualColdStore:
     def store_namespace(self, identity: NamespaceIdentity) -> None:
         """Remember a namespace."""
         self.namespaces[identity.digest] = identity
+        self._tenants[identity.digest] = tenant_of(identity.domain)
+
+    def forget_namespace(self, identity: NamespaceIdentity) -> None:
+        """Let a namespace be unknown to the next recovery."""
+        del self.namespaces[identity.digest]
 
     def seal(self, number: int) -> None:
         """Write the footer, unless that fails."""
@@ -256,7 +262,7 @@ class VirtualColdStore:
         return record is not None and record.key == self._keys[self._tenant(record.label)]
 
     def _tenant(self, label: FragmentLabel) -> str:
-        return tenant_of(self.namespaces[label.namespace_digest].domain)
+        return self._tenants[label.namespace_digest]
 
     # ---------------------------------------------------------------------------------- recovery
 

@@ -11,6 +11,7 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import (
     CancelCopy,
     Copy,
+    ForgetNamespace,
     FreeSegment,
     GiveBack,
     HastenCopy,
@@ -130,6 +131,7 @@ class Daemon:
             FreeSegment: lambda i: self._run_store_task(self._free, i.segment),
             GiveBack: self._give_back,
             StoreNamespace: self._store_namespace,
+            ForgetNamespace: self._forget_namespace,
             Notify: self._notify,
         }
 
@@ -287,6 +289,9 @@ class Daemon:
     def _store_namespace(self, instruction: StoreNamespace) -> None:
         # Copies into the store begin later than this, as the real mover holds them back.
         self.cold.store_namespace(instruction.identity)
+
+    def _forget_namespace(self, instruction: ForgetNamespace) -> None:
+        self.cold.forget_namespace(instruction.identity)
 
     def _run_store_task(self, do: Callable[[int], None], segment: int) -> None:
         """One thread does everything to segments, in order."""

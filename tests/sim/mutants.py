@@ -260,8 +260,8 @@ def _retry_is_new() -> list[Patch]:
 def _namespaces_share_keys() -> list[Patch]:
     add = catalog.Catalog.add_namespace
 
-    def shared(self: Any, identity: Any, domain: int) -> Any:
-        namespace = add(self, identity, domain)
+    def shared(self: Any, identity: Any, domain: int, number: int) -> Any:
+        namespace = add(self, identity, domain, number)
         for other in self.namespaces.values():
             if other.fragment_bytes == namespace.fragment_bytes and other.domain == domain:
                 namespace.rows = other.rows
@@ -374,6 +374,11 @@ MUTANTS = [
     ),
     Mutant("quota ignored", "a tenant takes more memory than it may", mutants_tenants.quota_ignored),
     Mutant("pins of others", "a tenant's clients pin its quota each", mutants_tenants.pins_not_counted),
+    Mutant(
+        "busy namespace forgotten",
+        "a put into a namespace that is forgotten meanwhile",
+        mutants_tenants.busy_namespaces_forgotten,
+    ),
     *(Mutant(*planted) for planted in mutants_tenants.ERASING),
     Mutant("domains share extents", "two isolation domains share an extent", _domains_share_extents),
     Mutant("failed load is ready", "a load that failed is reported as readable", _failed_load_is_ready),

@@ -22,6 +22,7 @@ from .daemon import Daemon
 from .erasing import Erasing
 from .ladder import NVME
 from .last_put import check_room
+from .namespaces import Namespaces
 from .oracle import Contents
 from .requests import Chain, Client
 from .tenants import Tenants
@@ -66,6 +67,7 @@ class Run:
         self.config.options = draw_writes(Random(f"writes of {seed}"), self.config.options)
         self.writes = Writes(self.world)
         self.tenants = Tenants(seed, self.config)
+        self.namespaces = Namespaces(seed, self.config)
         self.contents = Contents()
         self.cold = VirtualColdStore(self.world, self.contents, self.config.num_segments, self.config.rates)
         self.daemon = self._daemon()
@@ -102,6 +104,7 @@ class Run:
         if self.num_left == 0:
             return
         self.num_left -= 1
+        self.namespaces.apply(self.crowd)
         weights, world = self.config.weights, self.world
         total = sum(weights.values())
         draw_ = world.random() * total
@@ -143,6 +146,7 @@ class Run:
             self.daemon.local.add(client.number)
             self.crowd.clients.append(client)
             self.daemon.step(ev.ClientOpened(client.number, "reader", True, identity.domain))
+            self.namespaces.renew(self.crowd)
             for path in self.crowd.keys.paths:
                 namespace_id = self.crowd.namespace_ids[index]
                 acquire = Acquire(self.crowd, client, Chain(namespace_id, identity, path))

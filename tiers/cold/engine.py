@@ -237,6 +237,11 @@ class ColdStore:
             if identity.digest not in self._manifest.state.namespaces:
                 self._manifest.append(namespace_event(identity))
 
+    def forget_namespace(self, identity: NamespaceIdentity) -> None:
+        """Leave a namespace without living records out of the next snapshot of the manifest."""
+        with self._busy():
+            self._manifest.state.namespaces.pop(identity.digest, None)
+
     @property
     def is_encrypted(self) -> bool:
         """Whether what is written is encrypted."""

@@ -68,11 +68,12 @@ class Catalog:
         self.ladder = ladder
         self._tiers, self._log_tier = ladder.tiers, ladder.log_tier
         self.namespaces: dict[int, NamespaceEntry] = {}
+        self.num_namespace_changes = 0  # namespaces that were added or removed, ever
         self.encodings = Encodings()
         self.num_blocks = 0
         # One entry per block row.
         self.prefix_hash: list[bytes] = []
-        self.namespace_id = array("H")
+        self.namespace_id = array("I")
         self.serial = array("I")  # how often the row was reused; part of a row's handle
         self.parent = array("i")
         self.first_child = array("i")
@@ -112,18 +113,25 @@ class Catalog:
 
     # ---------------------------------------------------------------------------------- namespaces
 
-    def add_namespace(self, identity: NamespaceIdentity, domain: int) -> NamespaceEntry:
-        """Give `identity` the next short name. Ids start at 1 and are never reused in one life."""
+    def add_namespace(self, identity: NamespaceIdentity, domain: int, number: int) -> NamespaceEntry:
+        """Add `identity` under the id `number`, which is no other one's."""
+        assert number not in self.namespaces
         geometry = identity.geometry
         sizes = geometry.fragment_bytes
         offsets = tuple(sum(sizes[:group]) for group in range(len(sizes)))
-        number = len(self.namespaces) + 1
         namespace = NamespaceEntry(
             number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes), offsets
         )
         namespace.encodings = namespace.exact_encodings = (AS_IT_IS,) * len(sizes)
         self.namespaces[namespace.id] = namespace
+        self.num_namespace_changes += 1
         return namespace
+
+    def remove_namespace(self, namespace: NamespaceEntry) -> None:
+        """Forget a namespace without blocks."""
+        assert not namespace.rows
+        del self.namespaces[namespace.id]
+        self.num_namespace_changes += 1
 
     # ---------------------------------------------------------------------------------------- rows
 

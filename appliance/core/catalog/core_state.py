@@ -38,11 +38,10 @@ class CoreState:
         ladder: Ladder = STANDARD,
         on_policy_failed: Callable[[str, str], None] = lambda words, instead: None,
     ) -> None:
-        """`secret`: what no tenant knows, for names that policies hear (policy_facts.py) and ids that callers are
-        told (secret_ids.py). `ladder`: the
-        tiers there can be; `rooms` says which there are. `on_policy_failed`: told in words when an
-        administrator's own policy failed, and which one took its place. Raises ValueError for a wrong
-        choice of policies."""
+        """`secret`: what no tenant knows, for names that policies hear (policy_facts.py) and for ids that
+        callers are told (secret_ids.py). `ladder`: the tiers there can be; `rooms` says which there are.
+        `on_policy_failed`: told in words when an administrator's own policy failed, and which one took its
+        place. Raises ValueError for a wrong choice of policies."""
         assert ladder.put_tier in rooms, "puts need a room"
         log = rooms.get(ladder.log_tier)
         assert log is None or isinstance(log, SegmentLog)

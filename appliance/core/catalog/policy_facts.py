@@ -25,6 +25,7 @@ class PolicyFacts:
         self._catalog = catalog
         self._secret = secret
         self._masks: dict[int, int] = {}  # by namespace; 0 in the common domain
+        self._num_changes = 0  # of the catalog's namespaces, that were taken in
         self._names = _Names(catalog, self)
         self._is_plain = True  # no name differs from the runtime's
         self.namespace_id: Sequence[int] = catalog.namespace_id
@@ -59,16 +60,19 @@ class PolicyFacts:
 
     def name(self, row: int) -> bytes:
         """Return the name of one row, as policies may know it."""
-        mask = self._masks[self._catalog.namespace_id[row]]
+        mask = self._masks.get(self._catalog.namespace_id[row], 0)  # none of a row that is free
         name = self._catalog.prefix_hash[row]
         return _masked(name, mask) if mask else name
 
     def _look(self) -> None:
-        """Take in namespaces that are new. They are never forgotten."""
-        if len(self._masks) == len(self._catalog.namespaces):
+        """Take in which namespaces there are."""
+        if self._num_changes == self._catalog.num_namespace_changes:
             return
-        for number, namespace in self._catalog.namespaces.items():
-            self._masks[number] = self._mask(namespace.identity.domain)
+        self._num_changes = self._catalog.num_namespace_changes
+        self._masks = {
+            number: self._masks.get(number) or self._mask(namespace.identity.domain)
+            for number, namespace in self._catalog.namespaces.items()
+        }
         self._is_plain = not any(self._masks.values())
 
     def _mask(self, domain: str) -> int:

@@ -35,6 +35,9 @@ class BlockTable:
     def __contains__(self, prefix_hash: bytes) -> bool:
         return prefix_hash in self.shards[prefix_hash[0]]
 
+    def __bool__(self) -> bool:
+        return any(self.shards)
+
     def __len__(self) -> int:
         return sum(len(shard) for shard in self.shards)
 

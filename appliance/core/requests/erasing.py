@@ -65,6 +65,10 @@ class Erasing:
         self._jobs.append(_Erasure(event.call, mine, self._handles(mine)))
         self._core.story.count("tenants_erased")
 
+    def namespaces(self) -> set[int]:
+        """Return the namespaces that are being erased."""
+        return {number for job in self._jobs for number in job.namespace_ids}
+
     def run(self) -> None:
         """Forget the next blocks; answer when none are left and no copy is under way that began before."""
         if not self._jobs:

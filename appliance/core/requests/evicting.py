@@ -104,6 +104,10 @@ class Evicting:
         else:
             self._requests.reply(event.call, self._from_memory(event.tier, event.num_bytes))
 
+    def namespaces(self) -> set[int]:
+        """Return the namespaces whose eviction is not answered yet."""
+        return {job.namespace_id for job in self._jobs}
+
     def run(self) -> None:
         """Decide about the next blocks; answer when all segments are free."""
         if not self._jobs:

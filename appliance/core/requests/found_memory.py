@@ -85,6 +85,10 @@ class FoundMemory:
         if not self._unverified:
             self._orphans.clear()
 
+    def namespaces(self) -> set[int]:
+        """Return the namespaces of fragments that wait to be verified."""
+        return {namespace_id for namespace_id, _ in self._unverified}
+
     def views_ended(self, event: ViewsEnded) -> None:
         """Let the memory of isolation domains be written again."""
         for domain in event.domains:

@@ -178,6 +178,10 @@ class ReadRequests:
         """When `expire` has something to do."""
         return min((job.request.deadline_at for job in self._jobs.values()), default=None)
 
+    def namespaces(self) -> set[int]:
+        """Return the namespaces of unfinished acquires."""
+        return {job.request.namespace_id for job in self._jobs.values()}
+
     def client_gone(self, client_id: int) -> None:
         """End the acquires of a client that is gone."""
         for job in list(dict.fromkeys(self._jobs.values())):

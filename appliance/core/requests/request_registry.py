@@ -5,17 +5,19 @@ fix. A retry with the same request id finds the job of its first try here (invar
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Protocol
 
-from ....tiers.block import HASH_BYTES, NamespaceIdentity
+from ....tiers.block import HASH_BYTES, NamespaceIdentity, tenant_of
 from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..encodings import Compression, NoCompression
 from ..events import ClientOpened, NamespaceRegistered
-from ..instructions import Reply, StoreNamespace
+from ..instructions import ForgetNamespace, Reply, StoreNamespace
 from ..results import NamespaceResult, Refusal, Result
+from ..secret_ids import permuted_32
+from ..shares import Shares
 from .leases import ClientEntry, LeaseTable
 from .quotas import Quotas
 
@@ -36,6 +38,10 @@ class RequestRegistry:
         self._compression: Compression = NoCompression()
         self._domains: dict[str, int] = {}
         self._by_digest: dict[bytes, NamespaceEntry] = {}
+        self._num_drawn = 0  # ids of namespaces, ever
+        self._shares = Shares(core.options.max_namespaces, core.options.num_tenants)
+        #: Returns the namespaces that unfinished work names; set by the planner.
+        self.namespaces_in_use: Callable[[], frozenset[int]] = frozenset
         self._requests: dict[int, OrderedDict[str, RememberedJob]] = {}  # by client
 
     # ------------------------------------------------------------------------------------- answers
@@ -134,10 +140,12 @@ class RequestRegistry:
                         "lower layers_per_group or raise the tier's extent (segment) size"
                     )
                     return self.refuse(event.call, "LAYOUT_MISMATCH", message)
-            limit = self._core.options.max_namespaces
-            if len(self._by_digest) >= limit:
-                message = f"{limit} namespaces are registered; restart the daemon"
-                return self.refuse(event.call, "TOO_MANY_NAMESPACES", message)
+            if not self._has_place(tenant := tenant_of(identity.domain)):
+                message = (
+                    f"max_namespaces: the tenant has {self._shares.held(tenant)} with blocks, its share of "
+                    f"{self._core.options.max_namespaces}; use fewer, or evict those of old models"
+                )
+                return self.refuse(event.call, "TOO_MANY_NAMESPACES", message, 1.0)
             namespace = self.add_namespace(identity)
             if self._core.log is not None:
                 self._core.outbox.emit(StoreNamespace(identity))
@@ -159,12 +167,55 @@ class RequestRegistry:
         namespace.exact_encodings = tuple(map(number_of, self._compression.exact_encodings_of(identity)))
         namespace.num_recent_blocks = self._compression.num_recent_blocks(identity)
 
-    def add_namespace(self, identity: NamespaceIdentity) -> NamespaceEntry:
-        """Return the namespace of `identity`, made known if need be."""
+    def options_changed(self) -> None:
+        """Divide the limit among the tenants that there are now."""
+        self._shares.resize(self._core.options.max_namespaces, self._core.options.num_tenants)
+
+    def _has_place(self, tenant: str) -> bool:
+        """Return whether a tenant may have one more namespace, after forgetting unused ones if need be:
+        the tenant's own first, in the order in which they were registered."""
+        if self._shares.may_take(tenant, 1):
+            return True
+        own_first = sorted(self._by_digest.values(), key=lambda one: tenant_of(one.identity.domain) != tenant)
+        return any(self._shares.may_take(tenant, 1) for _ in self.forget_unused(own_first))
+
+    def forget_unused(self, namespaces: Iterable[NamespaceEntry]) -> Iterator[NamespaceEntry]:
+        """Forget those of these namespaces that have no blocks, one by one; yield each one forgotten."""
+        in_use = self.namespaces_in_use()
+        for namespace in namespaces:
+            if not namespace.rows and namespace.id not in in_use:
+                self._forget(namespace)
+                yield namespace
+
+    def _forget(self, namespace: NamespaceEntry) -> None:
+        """Forget a namespace without blocks. Its id names no other one: a client that still has it is told to
+        register again."""
+        core, identity = self._core, namespace.identity
+        core.catalog.remove_namespace(namespace)
+        core.transitions.cold_bytes.pop(namespace.id, None)
+        core.costs.forget_namespace(namespace.id)
+        del self._by_digest[identity.digest]
+        self._shares.give(tenant_of(identity.domain), 1)
+        core.story.count("namespaces_forgotten")
+        if core.log is not None:
+            core.outbox.emit(ForgetNamespace(identity))
+
+    def _draw_id(self) -> int:
+        """Return an id for a namespace. It says nothing of how many there are, and comes again
+        only after four thousand million others."""
+        while True:
+            self._num_drawn += 1
+            number = permuted_32(self._num_drawn & 0xFFFF_FFFF, self._core.secret)
+            if number and number not in self._core.catalog.namespaces:
+                return number
+
+    def add_namespace(self, identity: NamespaceIdentity, number: int = 0) -> NamespaceEntry:
+        """Return the namespace of `identity`, added if need be, under the id `number` or (0) a new one."""
         namespace = self._by_digest.get(identity.digest)
         if namespace is None:
             domain = self.domain_number(identity.domain)
-            namespace = self._core.catalog.add_namespace(identity, domain)
+            namespace = self._core.catalog.add_namespace(identity, domain, number or self._draw_id())
+            self._shares.add(tenant_of(identity.domain), 1)
             self._by_digest[identity.digest] = namespace
             self._encode(namespace)
             self._core.costs.add_namespace(namespace.id, identity.geometry)

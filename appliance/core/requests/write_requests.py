@@ -103,6 +103,10 @@ class WriteRequests:
         if job is not None and job.client.id == event.client:
             job.abort()
 
+    def namespaces(self) -> set[int]:
+        """Return the namespaces of unfinished puts."""
+        return {job.namespace.id for job in (*self._jobs.values(), *self._answered)}
+
     def client_gone(self, client_id: int) -> None:
         """Give back what a client reserved and never committed."""
         for job in list(self._jobs.values()):

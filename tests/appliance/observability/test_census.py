@@ -22,9 +22,8 @@ SHAPES = [
 def catalogs(draw: st.DrawFn) -> Catalog:
     """Return a catalog whose fragments are anywhere, in any state."""
     catalog = Catalog()
-    namespaces = [
-        catalog.add_namespace(NamespaceIdentity(bytes([i]) * 16, g), 0) for i, g in enumerate(SHAPES)
-    ]
+    identities = [NamespaceIdentity(bytes([i]) * 16, g) for i, g in enumerate(SHAPES)]
+    namespaces = [catalog.add_namespace(one, 0, 7_000_000 - i) for i, one in enumerate(identities)]
     is_encoded = draw(st.booleans())
     numbers = [0, *([catalog.encodings.number_of(Encoding(1, 12_345))] if is_encoded else [])]
     for number in range(draw(st.integers(0, 12))):

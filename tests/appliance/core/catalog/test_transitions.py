@@ -36,7 +36,7 @@ class World:
     def __init__(self, num_groups: int) -> None:
         geometry = Geometry(num_groups, 1, 1, 16, "int8", num_planes=1, layers_per_group=1)
         self.catalog = Catalog()
-        self.namespace = self.catalog.add_namespace(NamespaceIdentity(b"m" * 16, geometry), 0)
+        self.namespace = self.catalog.add_namespace(NamespaceIdentity(b"m" * 16, geometry), 0, 1)
         self.transitions = Transitions(self.catalog, lambda prefix_hash: [])
         self.next_place = 0
 

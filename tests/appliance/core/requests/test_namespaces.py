@@ -1,0 +1,89 @@
+"""Namespaces: a limit that is divided among tenants, and given back by those that nothing is stored in."""
+
+from typing import Any
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import ForgetNamespace
+from kvtier.appliance.core.results import NamespaceResult, PutOutcome, Refusal
+from kvtier.tiers.block import NamespaceIdentity
+
+from ..rig import CLIENT, GEOMETRY, Rig, hashes
+
+
+def identity_of(number: int, domain: str = "") -> NamespaceIdentity:
+    return NamespaceIdentity(number.to_bytes(16), GEOMETRY, domain=domain)
+
+
+def register(rig: Rig, number: int, domain: str = "") -> Any:
+    call = rig.call()
+    rig.do(ev.NamespaceRegistered(call, identity_of(number, domain)))
+    return rig.answer(call)
+
+
+def put(rig: Rig, name: str) -> bytes:
+    call = rig.start_put(hashes(name, 1))
+    rig.settle()
+    return bytes(rig.answer(call).outcomes)
+
+
+def test_namespaces_that_nothing_is_stored_in_are_forgotten_for_new_ones() -> None:
+    rig = Rig(max_namespaces=4)
+    assert put(rig, "kept") == bytes([PutOutcome.STORED])
+    ids = {rig.namespace_id}
+    for number in range(20):
+        result = register(rig, number)
+        assert isinstance(result, NamespaceResult), result
+        ids.add(result.namespace_id)
+    assert len(ids) == 21  # no id named two of them
+    assert len(rig.planner.catalog.namespaces) == 4
+    found = rig.planner.lookup(rig.namespace_id, hashes("kept", 1))
+    assert not isinstance(found, Refusal)
+    assert found.num_blocks == 1
+
+
+def test_a_client_with_the_id_of_a_forgotten_namespace_is_told_to_register_it_again() -> None:
+    rig = Rig(max_namespaces=1)
+    before = rig.namespace_id
+    assert isinstance(register(rig, 1), NamespaceResult)
+    forgotten = [one for one in rig.instructions if isinstance(one, ForgetNamespace)]
+    assert [one.identity.model_digest for one in forgotten] == [b"m" * 16]
+    call = rig.start_put(hashes("a", 1))
+    assert rig.answer(call).reason == "UNKNOWN_NAMESPACE"
+    call = rig.call()
+    rig.do(ev.NamespaceRegistered(call, NamespaceIdentity(b"m" * 16, GEOMETRY)))
+    rig.namespace_id = rig.answer(call).namespace_id
+    assert rig.namespace_id != before
+    assert put(rig, "a") == bytes([PutOutcome.STORED])
+
+
+def test_a_namespace_that_a_put_is_under_way_into_is_not_forgotten() -> None:
+    rig = Rig(max_namespaces=1)
+    call = rig.call()
+    rig.do(ev.ReserveRequested(call, CLIENT, "", rig.namespace_id, b"", hashes("a", 1)))
+    refused = register(rig, 1)
+    assert (refused.reason, refused.retry_after_s) == ("TOO_MANY_NAMESPACES", 1.0)
+    assert "max_namespaces" in refused.message
+    rig.do(ev.AbortRequested(CLIENT, rig.answer(call).reservation_id))
+    assert isinstance(register(rig, 1), NamespaceResult)
+
+
+def test_one_tenant_does_not_take_all_namespaces() -> None:
+    """Before: 1,023 of 1,024 by one tenant, and every other one was refused until a restart."""
+    rig = Rig(dram_blocks=64, nvme_blocks=0, max_namespaces=16, num_tenants=2)
+    domain = "tenant:greedy"
+    rig.do(ev.ClientOpened(2, "", True, domain))
+    held = 0
+    for number in range(100, 130):
+        result = register(rig, number, domain)
+        if isinstance(result, Refusal):
+            assert f"the tenant has {held} " in result.message
+            break
+        call = rig.call()
+        names = hashes(f"greedy {number}", 1)
+        reserve = ev.ReserveRequested(call, 2, "", result.namespace_id, b"", names)
+        rig.do(ev.CommitRequested(call, 2, "", 0, [(0, GEOMETRY.block_bytes)], reserve))
+        rig.settle()
+        held += 1
+    assert held == 8
+    for number in range(4):
+        assert isinstance(register(rig, number, "tenant:other"), NamespaceResult)

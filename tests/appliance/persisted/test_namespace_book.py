@@ -1,0 +1,103 @@
+"""The book of namespaces: what it holds over a crash, and that it never fills up."""
+
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvtier.appliance.persisted.namespace_book import NAME, NamespaceBook
+from kvtier.tiers.block import Geometry, NamespaceIdentity
+from kvtier.tiers.memory.keeper import Keeper
+
+GEOMETRY = Geometry(8, 1, 64, 16, "float16")
+NUM_BYTES = 4096
+
+
+def identity_of(number: int) -> NamespaceIdentity:
+    return NamespaceIdentity(number.to_bytes(16), GEOMETRY, domain="tenant:acme")
+
+
+class Supervisor:
+    """Keeps the one memfd it is given, and answers `ok`, as appliance/supervisor.py does."""
+
+    def __init__(self) -> None:
+        self._own, self.channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.descriptor = -1
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while (received := socket.recv_fds(self._own, 512, 1))[0]:
+            if received[1]:
+                self.descriptor = received[1][0]
+            self._own.send(b"ok")
+
+    def keeper(self) -> Keeper:
+        """Return what the next daemon gets."""
+        inherited = {}
+        if self.descriptor >= 0:
+            mapping = mmap.mmap(self.descriptor, NUM_BYTES)
+            inherited[NAME] = (os.dup(self.descriptor), mapping)
+        return Keeper(self.channel, inherited)
+
+    def close(self) -> None:
+        self.channel.close()
+        self._thread.join()
+        self._own.close()
+        os.close(self.descriptor)
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    one = Supervisor()
+    yield one
+    one.close()
+
+
+def reopened(supervisor: Supervisor) -> dict[int, NamespaceIdentity]:
+    book = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+    book.close()
+    return book.identities
+
+
+def test_namespaces_keep_their_ids_over_a_crash(supervisor: Supervisor) -> None:
+    book = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+    noted = {4_000_000_000: identity_of(1), 7: identity_of(2)}
+    for number, identity in noted.items():
+        book.note(number, identity)
+    book.close()
+    assert reopened(supervisor) == noted
+
+
+def test_a_full_book_is_written_anew_with_the_namespaces_that_there_are(supervisor: Supervisor) -> None:
+    book = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+    present: dict[int, NamespaceIdentity] = {}
+    book.present = lambda: present
+    for number in range(1, 500):
+        present[number] = identity_of(number)
+        present.pop(number - 3, None)  # forgotten
+        book.note(number, identity_of(number))
+        assert present.items() <= book.identities.items()
+    book.close()
+    found = reopened(supervisor)
+    assert found == book.identities
+    assert present.items() <= found.items()
+    assert len(found) < 20
+
+
+def test_what_was_half_written_ends_the_book(supervisor: Supervisor) -> None:
+    book = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+    for number in (1, 2):
+        book.note(number, identity_of(number))
+    book.close()
+    with mmap.mmap(supervisor.descriptor, NUM_BYTES) as memory:
+        entry = len(identity_of(1).canonical()) + 12
+        for offset in range(entry, 2 * entry):
+            whole = memory[offset]
+            memory[offset] = whole ^ 1
+            assert reopened(supervisor) == {1: identity_of(1)}, f"byte {offset} of the second entry"
+            memory[offset] = whole
+    assert reopened(supervisor) == {1: identity_of(1), 2: identity_of(2)}
