@@ -43,7 +43,7 @@ class NamespaceBook:
 
     def note(self, number: int, identity: NamespaceIdentity) -> None:
         """Enter a namespace, unless it is there."""
-        if number in self.identities or self._write(number, identity):
+        if self.identities.get(number) == identity or self._write(number, identity):
             return
         present = {**self.present(), number: identity}
         self._end, self.identities = 0, {}

@@ -21,6 +21,8 @@ from ..shares import Shares
 from .leases import ClientEntry, LeaseTable
 from .quotas import Quotas
 
+MAX_COMMON_ID = 1 << 24  # ids of namespaces that are drawn stand above it
+
 
 class RememberedJob(Protocol):
     """A request that a retry with the same id finds again."""
@@ -38,7 +40,7 @@ class RequestRegistry:
         self._compression: Compression = NoCompression()
         self._domains: dict[str, int] = {}
         self._by_digest: dict[bytes, NamespaceEntry] = {}
-        self._num_drawn = 0  # ids of namespaces, ever
+        self._num_drawn = self._last_common_id = 0  # ids of namespaces
         self._shares = Shares(core.options.max_namespaces, core.options.num_tenants)
         #: Returns the namespaces that unfinished work names; set by the planner.
         self.namespaces_in_use: Callable[[], frozenset[int]] = frozenset
@@ -200,13 +202,16 @@ class RequestRegistry:
         if core.log is not None:
             core.outbox.emit(ForgetNamespace(identity))
 
-    def _draw_id(self) -> int:
-        """Return an id for a namespace. It says nothing of how many there are, and comes again
-        only after four thousand million others."""
+    def _draw_id(self, domain: str) -> int:
+        """Return an id that names no other namespace in this life. Those of the common domain are counted;
+        others say nothing of how many there are, and come again only after four thousand million of them."""
         while True:
-            self._num_drawn += 1
-            number = permuted_32(self._num_drawn & 0xFFFF_FFFF, self._core.secret)
-            if number and number not in self._core.catalog.namespaces:
+            if domain:
+                self._num_drawn += 1
+                number = permuted_32(self._num_drawn & 0xFFFF_FFFF, self._core.secret)
+            else:
+                number = self._last_common_id = self._last_common_id + 1
+            if (number > MAX_COMMON_ID or not domain) and number not in self._core.catalog.namespaces:
                 return number
 
     def add_namespace(self, identity: NamespaceIdentity, number: int = 0) -> NamespaceEntry:
@@ -214,7 +219,10 @@ class RequestRegistry:
         namespace = self._by_digest.get(identity.digest)
         if namespace is None:
             domain = self.domain_number(identity.domain)
-            namespace = self._core.catalog.add_namespace(identity, domain, number or self._draw_id())
+            if not identity.domain:
+                self._last_common_id = max(self._last_common_id, number)
+            number = number or self._draw_id(identity.domain)
+            namespace = self._core.catalog.add_namespace(identity, domain, number)
             self._shares.add(tenant_of(identity.domain), 1)
             self._by_digest[identity.digest] = namespace
             self._encode(namespace)
