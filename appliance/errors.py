@@ -194,7 +194,10 @@ REASONS: dict[str, ErrorReason] = {
     ),
     "TOO_MANY_CLIENTS": ErrorReason(_EXHAUSTED, BusyError, "the limit on clients is reached", "close some"),
     "TOO_MANY_NAMESPACES": ErrorReason(
-        _EXHAUSTED, BusyError, "the limit on namespaces is reached", "restart the daemon"
+        _EXHAUSTED,
+        BusyError,
+        "the tenant's share of namespaces is used up by those with blocks",
+        "use fewer, or evict those of old models",
     ),
     "QUOTA_EXCEEDED": ErrorReason(
         _EXHAUSTED,

@@ -86,18 +86,3 @@ def test_a_full_book_is_written_anew_with_the_namespaces_that_there_are(supervis
     assert found == book.identities
     assert present.items() <= found.items()
     assert len(found) < 20
-
-
-def test_what_was_half_written_ends_the_book(supervisor: Supervisor) -> None:
-    book = NamespaceBook(supervisor.keeper(), NUM_BYTES)
-    for number in (1, 2):
-        book.note(number, identity_of(number))
-    book.close()
-    with mmap.mmap(supervisor.descriptor, NUM_BYTES) as memory:
-        entry = len(identity_of(1).canonical()) + 12
-        for offset in range(entry, 2 * entry):
-            whole = memory[offset]
-            memory[offset] = whole ^ 1
-            assert reopened(supervisor) == {1: identity_of(1)}, f"byte {offset} of the second entry"
-            memory[offset] = whole
-    assert reopened(supervisor) == {1: identity_of(1), 2: identity_of(2)}

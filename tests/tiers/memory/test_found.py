@@ -140,7 +140,7 @@ def test_a_damaged_book_of_namespaces_ends_before_the_damage() -> None:
         for number, identity in enumerate(identities, 1):
             book.note(number, identity)
         content = book._mapping
-        num_bytes = sum(8 + len(identity.canonical()) for identity in identities)
+        num_bytes = sum(12 + len(identity.canonical()) for identity in identities)
         good = content[:num_bytes]
         for damage in DAMAGES.values():
             for at in range(num_bytes):
@@ -156,14 +156,14 @@ def test_a_damaged_book_of_namespaces_ends_before_the_damage() -> None:
 def read_again(keeper: Keeper, content: mmap.mmap) -> list[NamespaceIdentity]:
     """Return what another daemon reads out of the book."""
     keeper.inherited[NAME] = -1, content
-    return NamespaceBook(keeper).identities
+    return list(NamespaceBook(keeper).identities.values())
 
 
 def entries_before(at: int, identities: list[NamespaceIdentity]) -> int:
     """Return how many entries end before byte `at`."""
     end, count = 0, 0
     for identity in identities:
-        end += 8 + len(identity.canonical())
+        end += 12 + len(identity.canonical())
         if end > at:
             return count
         count += 1
