@@ -105,7 +105,7 @@ class Evicting:
             self._requests.reply(event.call, self._from_memory(event.tier, event.num_bytes))
 
     def namespaces(self) -> set[int]:
-        """Return the namespaces whose eviction is not answered yet."""
+        """Return the namespaces of evictions that are not answered yet."""
         return {job.namespace_id for job in self._jobs}
 
     def run(self) -> None:
