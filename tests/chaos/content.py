@@ -5,6 +5,7 @@ it. Two tenants put other bytes under the same names, as no two runtimes would: 
 shows.
 """
 
+import hashlib
 import mmap
 import os
 import random
@@ -28,7 +29,7 @@ Words = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 def names_of(number: int) -> list[bytes]:
     """Return the prefix hashes of the blocks of a chain: 32 bytes each."""
-    return [b"%20d/%11d" % (number, block) for block in range(CHAIN_BLOCKS)]
+    return [hashlib.sha256(b"%d/%d" % (number, block)).digest() for block in range(CHAIN_BLOCKS)]
 
 
 def payload_of(tenant: int, number: int) -> Words:
