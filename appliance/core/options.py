@@ -34,6 +34,8 @@ class PlannerOptions:
     max_namespaces: int = 1024
     max_clients: int = 256
     max_sessions: int = 65_536
+    #: From so many sessions on, silent ones of which the last block is gone are forgotten: 2 KiB each.
+    many_sessions: int = 8192
     max_leases_per_client: int = 4096
     max_pins: int = 65_536
     #: Share of a memory tier's capacity that leases and pins of one client may hold.

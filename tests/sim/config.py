@@ -162,6 +162,7 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         max_pinned_fraction=rng.choice((0.25, 0.5, 1.0)),
         max_waiting_puts=rng.choice((1, 2, 16)),
         max_sessions=rng.choice((2, 64)),
+        many_sessions=4,
         lease_ttl_s=rng.choice((0.02, 0.2, 5.0)),
         lease_grace_s=rng.choice((0.0, 0.02, 0.2)),
         reservation_ttl_s=rng.choice((0.02, 0.2, 1.0)),

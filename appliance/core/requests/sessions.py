@@ -8,6 +8,7 @@ kept (invariant 4). Every other urgency is a hint for the policies.
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ....policies.base import SessionChange
 from ....tiers.block import Urgency
@@ -16,6 +17,7 @@ from ..catalog.residency import Residency
 
 NO_CLIENT = 0  # numbers of clients start at 1
 MIN_TIDY = 1024
+NUM_REVIEWED = 4  # sessions, for each new one
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class Sessions:
         if session is None:
             if len(self._sessions) >= self._core.options.max_sessions:
                 self._forget_one()
+            elif len(self._sessions) >= self._core.options.many_sessions:
+                self._forget_spent()
             session = self._sessions[session_id] = SessionEntry(session_id, self._next_number, client)
             self._next_number += 1
             self._core.story.tell(self._core.now, session_id, "session_opened")
@@ -198,6 +202,18 @@ class Sessions:
         rows, session.kept_rows = session.kept_rows, []
         for row in rows:
             self._residency.unkeep(row)
+
+    def _forget_spent(self) -> None:
+        """Forget those of the longest silent sessions that have lost their last block.
+
+        Policies are not told: there is nothing left to protect or to bring up, and what others share of their
+        prompts stays as urgent as it is.
+        """
+        row_of = self._core.catalog.row_of
+        for session in list(islice(self._sessions.values(), NUM_REVIEWED)):
+            last = next(reversed(session.blocks), None)
+            if session.urgency is not Urgency.DECODING and (last is None or row_of(last) < 0):
+                del self._sessions[session.id]
 
     def _forget_one(self) -> None:
         """End the longest silent session, one that is not decoding if there is any."""

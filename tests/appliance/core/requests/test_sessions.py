@@ -68,3 +68,25 @@ def test_a_session_that_falls_silent_between_others_is_noticed_in_time() -> None
             if session.urgency is Urgency.IDLE:
                 idle_at.setdefault(session.id, rig.now)
     assert idle_at == {"0": 13.0, "1": 14.0, "2": 18.0}
+
+
+def test_from_many_sessions_on_those_that_lost_their_last_block_are_forgotten() -> None:
+    """Those with a last block are kept, and the blocks that all of them share."""
+    rig = Rig(dram_blocks=5, nvme_blocks=0, many_sessions=4)
+    shared = hashes("shared", 1)
+    rig.put(shared)
+    for number in range(20):
+        rig.put(hashes(f"chain {number}", 1), parent=shared[0], session_id=f"{number}")
+    kept = {session.id for session in rig.planner.sessions}
+    living = {f"{n}" for n in range(20) if rig.found(shared + hashes(f"chain {n}", 1)) == 2}
+    assert len(living) == 4
+    assert living <= kept
+    assert len(kept) <= 4 + len(living)
+
+
+def test_a_decoding_session_is_never_forgotten_for_being_one_of_many() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=0, many_sessions=2)
+    rig.do(ev.SessionUpdated(CLIENT, "decodes", Urgency.DECODING))
+    for number in range(10):
+        rig.put(hashes(f"chain {number}", 1), session_id=f"{number}")
+    assert rig.planner.sessions.get("decodes") is not None
