@@ -211,7 +211,8 @@ def main() -> int:
     arguments = parser.parse_args()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    timeout = Timeout(call_s=5.0, connect_s=5.0)
+    wait_s = 60.0 if arguments.hold else 5.0  # one that holds leases says so, however busy the machine is
+    timeout = Timeout(call_s=wait_s, connect_s=wait_s)
     with Client(arguments.target, timeout=timeout, shared_memory=not arguments.grpc) as client:
         worker = Worker(client, arguments.tenant, arguments.seed, Board(arguments.board))
         if arguments.hold:

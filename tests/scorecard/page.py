@@ -38,10 +38,12 @@ def scorecard(entries: list[Entry]) -> str:
     lines.append(f"| bytes read back and compared | {shown} | | | the rows below |")
     total = sums(entries)
     for row in ROWS:
-        mine = [entry for entry in entries if entry.row == row.name]
+        mine = [entry for entry in entries if entry.row == row.name and entry.figures]
+        num_failed = sum(entry.has_failed for entry in entries if entry.row == row.name)
         command = f"`{mine[-1].command}`" if mine else f"`python -m tests.scorecard --row '{row.name}'`"
         last = f"{mine[-1].commit}, {mine[-1].date[:10]}" if mine else ""
         shown = SHOWN[row.name](total[row.name], mine) if mine else NEVER
+        shown += f"; **{num_failed} failed, see below**" if num_failed else ""
         lines.append(
             f"| {row.what} | {shown}{_progress(row, total[row.name])} | {len(mine)} | {last} | {command} |"
         )

@@ -1,8 +1,7 @@
 """What was run: docs/data/reliability.json, a list that only grows.
 
 An entry says which row ran, at which size, with which command, on which commit and machine, when, for how
-long, and what it showed; `is_complete: false` is a run that was cut short, and counts with what it had done
-by then.
+long, and what it showed. Failed runs are entries, too: what is left out of such a list makes it worthless.
 """
 
 import json
@@ -16,9 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PATH = ROOT / "docs" / "data" / "reliability.json"
 
 
+FAILED = "failed"  # how the note of such a run begins
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of one row."""
+    """One run of one row. `figures` may be empty if it failed."""
 
     row: str
     size: int
@@ -29,6 +31,11 @@ class Entry:
     wall_s: int
     figures: Figures
     note: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it did not show what it was to show."""
+        return self.note.startswith(FAILED)
 
 
 def load(path: Path = PATH) -> list[Entry]:

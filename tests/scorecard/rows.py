@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.content import GEOMETRY
 from tests.crash.daemon_loop import GEOMETRY as LOOP_GEOMETRY
@@ -40,6 +41,14 @@ def _found(pattern: str, text: str) -> float:
     if match is None:
         raise ValueError(f"{pattern!r} is not in what was printed:\n{text[-2000:]}")
     return float(match[1])
+
+
+def _last_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in the last line. Raises ValueError."""
+    found = json.loads((text.strip().splitlines() or ["nothing was printed"])[-1])
+    if not isinstance(found, dict):
+        raise ValueError(f"{found!r} is no object")
+    return found
 
 
 def _pytest(*targets: str) -> Command:
@@ -107,7 +116,7 @@ def read_daemon_loop(printed: str) -> Figures:
 
 def read_kept_loop(printed: str) -> Figures:
     """Return kills, bytes that were read and right, acknowledged blocks that were not found."""
-    last = printed.strip().splitlines()[-1]
+    last = (printed.strip().splitlines() or [""])[-1]
     found = _found(r"(\d+) found", last)
     return {
         "kills": _found(r"(\d+) kills", last),
@@ -119,17 +128,14 @@ def read_kept_loop(printed: str) -> Figures:
 
 def read_mode_loop(printed: str) -> Figures:
     """Return kills over all modes, and what `idle` lost after a rest, which must be nothing."""
-    rest = re.search(r"idle +after.*?(\d+) blocks put, (\d+) found", printed)
-    assert rest is not None
-    return {
-        "kills": sum(int(n) for n in re.findall(r"(\d+) kills, ", printed)),
-        "lost": int(rest[1]) - int(rest[2]),
-    }
+    rest = r"idle +after.*?"
+    lost = _found(rest + r"(\d+) blocks put", printed) - _found(rest + r"(\d+) found", printed)
+    return {"kills": sum(int(n) for n in re.findall(r"(\d+) kills, ", printed)), "lost": lost}
 
 
 def read_chaos(printed: str) -> Figures:
     """Return faults, bytes that were read and right, witnesses asked for and found."""
-    counts = json.loads(printed.strip().splitlines()[-1])
+    counts = _last_object(printed)
     return {
         "faults": len(re.findall(r"(?m)^ *[\d.]+ s  ", printed)),
         "verified_bytes": counts["blocks verified"] * GEOMETRY.block_bytes,
@@ -141,7 +147,7 @@ def read_chaos(printed: str) -> Figures:
 
 def read_soak(printed: str) -> Figures:
     """Return the slopes of the second half, what was left in the end, and the times of reclaim."""
-    found = json.loads(printed.strip().splitlines()[-1])
+    found = _last_object(printed)
     slope = found["slope_per_hour"]
     return {
         "minutes": found["minutes"],
