@@ -53,7 +53,7 @@ class Rules:
         return (
             row not in self._pin_floors
             or min(self._pin_floors[row]) > tier
-            or self._above_floor_without(row, tier)
+            or self._is_kept_without(row, tier, may_sink=True)
         )
 
     def may_leave(self, row: int, tier: Tier) -> bool:
@@ -62,7 +62,7 @@ class Rules:
         a block that cannot be read whole, or is in a tier that is offline."""
         if not self.is_candidate(row, tier):
             return False
-        if row in self._pin_floors and not self._above_floor_without(row, tier):
+        if row in self._pin_floors and not self._is_kept_without(row, tier):
             return False
         return (
             self._catalog.first_child[row] == NO_ROW
@@ -81,7 +81,7 @@ class Rules:
             return KEPT
         if catalog.num_holds[tier][row] or not catalog.num_resident[tier][row]:
             return READ
-        if row in self._pin_floors and not self._above_floor_without(row, tier):
+        if row in self._pin_floors and not self._is_kept_without(row, tier):
             return PINNED
         if catalog.num_children_placed[tier][row]:
             return CONTINUED
@@ -127,11 +127,17 @@ class Rules:
             if states[fragment] == State.RESIDENT
         )
 
-    def _above_floor_without(self, row: int, tier: Tier) -> bool:
-        """Whether all that a pinned block has at or above its floor is still there after it left `tier`."""
+    def _is_kept_without(self, row: int, tier: Tier, *, may_sink: bool = False) -> bool:
+        """Whether a pinned block stays as near to its floor as it is, once it left `tier`.
+
+        Where it reached its floor, all that it has there or above stays there. Where it did not, because there
+        was no room, it is kept in the tiers that have it; `may_sink`: or in one that it is copied to."""
         floor = min(self._pin_floors[row])
-        others = [other for other in self._tiers[: floor + 1] if other != tier]
-        return tier > floor or self.is_covered(row, tier, others)
+        if tier > floor and may_sink:
+            return True
+        others = self._tiers if tier > floor else self._tiers[: floor + 1]
+        working = [other for other in others if other != tier and other not in self._offline]
+        return self.is_covered(row, tier, working)
 
     def _stays_above(self, row: int, tier: Tier, faster: Tier) -> bool:
         """Whether a block that leaves `tier` is still in a faster one, whole, with what continues it there.

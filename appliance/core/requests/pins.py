@@ -48,8 +48,14 @@ class Pins:
         """Whether so many more bytes may be pinned in a tier."""
         if len(self._pins) >= self._core.options.max_pins or floor not in self._core.rooms:
             return False
-        capacity = self._core.rooms[floor].statistics().capacity_bytes
-        return self.pinned_bytes[floor] + num_bytes <= self._core.options.max_pinned_fraction * capacity
+        rooms, fraction = self._core.rooms, self._core.options.max_pinned_fraction
+        pinned = {floor: self.pinned_bytes[floor]}
+        # What does not reach its floor is kept below, in the slowest tier at the latest.
+        pinned[max(rooms)] = sum(self.pinned_bytes.values())
+        return all(
+            pinned_bytes + num_bytes <= fraction * rooms[tier].statistics().capacity_bytes
+            for tier, pinned_bytes in pinned.items()
+        )
 
     def pin(self, rows: list[int], floor: Tier, ttl_s: float) -> PinEntry:
         """Pin blocks; bringing them up to the floor is the caller's business."""

@@ -61,17 +61,50 @@ def test_a_pin_to_nvme_lets_dram_go_once_the_block_is_below() -> None:
     assert rig.where(chain[0]) == {"nvme"}
 
 
-def test_a_pinned_block_that_never_reached_its_floor_is_forgotten_with_its_pin() -> None:
-    rig = Rig(dram_blocks=2, nvme_blocks=0, hbm_blocks=2, hbm_is_shared=False)
+def test_a_pinned_block_that_never_reached_its_floor_is_kept_below_until_the_pin_ends() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=0, hbm_blocks=2, hbm_is_shared=False)
     chain = hashes("a", 2)
     rig.put(chain)
     rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, chain, Tier.HBM, 10.0))
     while rig.copies:
         rig.finish(rig.copies[0], Cause.IO_ERROR)
-    assert rig.put(hashes("b", 2)) == [STORED, STORED]
+    assert rig.put(hashes("b", 2)) == rig.put(hashes("c", 2)) == [STORED, STORED]
+    evict_all(rig)
+    assert [rig.where(h) for h in chain] == [{"dram"}, {"dram"}]
+    rig.tick(10.1)
+    evict_all(rig)
     assert not any(rig.where(h) for h in chain)
     assert rig.planner.core.pin_floors == {}
-    rig.tick(10.1)
+
+
+def test_a_pinned_block_that_never_reached_its_floor_goes_down_and_no_further() -> None:
+    """Memory that is needed is freed: the block is written to nvme, and stays there."""
+    rig = Rig(dram_blocks=2, nvme_blocks=2, hbm_blocks=2, hbm_is_shared=False, num_segments=8)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, chain, Tier.HBM, 600.0))
+    while rig.copies:
+        rig.finish(rig.copies[0], Cause.IO_ERROR)
+    for number in range(12):
+        rig.put(hashes(f"b{number}", 2))
+        rig.tick(1.0)
+        rig.settle()
+    assert rig.found(chain) == 2
+    assert all("nvme" in rig.where(h) or "dram" in rig.where(h) for h in chain)
+    call = rig.call()
+    rig.do(ev.EvictRequested(call, Tier.NVME, 0))
+    rig.tick()
+    rig.settle()
+    assert rig.found(chain) == 2
+
+
+def test_pins_of_a_fast_tier_leave_room_in_the_slowest() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=0, hbm_blocks=8, hbm_is_shared=False, max_pinned_fraction=0.5)
+    chain = hashes("a", 3)
+    rig.put(chain)
+    call = rig.call()
+    rig.do(ev.PinRequested(call, CLIENT, "", rig.namespace_id, chain, Tier.HBM, 10.0))
+    assert rig.answer(call).reason == "TIER_FULL"
 
 
 def test_a_decoding_session_loses_nothing() -> None:
