@@ -130,8 +130,8 @@ class Rules:
     def _is_kept_without(self, row: int, tier: Tier, *, may_sink: bool = False) -> bool:
         """Whether a pinned block stays as near to its floor as it is, once it left `tier`.
 
-        Where it reached its floor, all that it has there or above stays there. Where it did not, because there
-        was no room, it is kept in the tiers that have it; `may_sink`: or in one that it is copied to."""
+        Where it reached its floor, all that it has there or above stays there. Where it did not, for lack of
+        room, it is kept in the tiers that have it; `may_sink`: or in one that it is copied to."""
         floor = min(self._pin_floors[row])
         if tier > floor and may_sink:
             return True

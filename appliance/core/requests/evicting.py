@@ -1,6 +1,6 @@
 """Evicting: blocks are evicted from a tier because an administrator asks for it.
 
-Memory evicts its coldest blocks in one step, or all of a namespace in many. The cold store gives up whole
+Memory evicts its coldest blocks, or all of a namespace. The cold store gives up whole
 segments, oldest first, because space there comes back by the segment, and because a start finds every record
 in the segments that are still there. So of the blocks in those segments all that may be evicted is, ends of
 chains first; what has to stay is copied forward and the segments are freed by reclaim (reclaim.py). The
@@ -11,22 +11,24 @@ again.)
 A block in memory stays there, and is readable from there. It is dirty again: it is written to the cold store
 once more before it is evicted from memory, or by a drain.
 
+All of it in steps of bounded size: a tier may hold a million blocks. Chains are walked from a block down to
+their ends, and decided on the way back.
+
 Rejected: emptying segments without asking what continues their blocks (what they hold of a chain would go,
 and the rest would be dead weight); copying forward what memory has, as reclaim does (no block would leave a
 store with all its chains in memory, too)."""
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from ....tiers.block import NO_PLACE, Tier
 from ....tiers.cold.log import SegmentLog, SegmentState
 from ..capacity.pressure import Pressure
 from ..capacity.reclaim import Reclaim
-from ..catalog.catalog import NO_ROW, Catalog
+from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import INCOMPLETE, Residency
 from ..catalog.rules import ADMINISTRATOR, CONTINUED, KEPT, PINNED, READ
@@ -38,7 +40,7 @@ from .request_registry import RequestRegistry
 EMPTY = (SegmentState.FREE, SegmentState.GONE)
 #: A request is refused when no segment became free for so long: one is read, or its blocks find no room.
 PATIENCE_S = 15.0
-#: Blocks of the cold store given up in one step: a few milliseconds.
+#: Blocks decided in one step: a few milliseconds.
 STEP_BLOCKS = 256
 
 
@@ -53,7 +55,11 @@ class _Eviction:
     segments: frozenset[int] | None = None  # None: not begun
     #: The segment that takes what is copied forward when this begins: emptied after all others.
     last_segment: int | None = None
-    handles: deque[int] = field(default_factory=deque)  # of blocks still to decide, ends of chains first
+    handles: Iterator[int] | None = None  # of blocks to decide, with all that continues them
+    #: Blocks waiting for their continuations, the next one last: (handle, whether those were decided).
+    stack: list[tuple[int, bool]] = field(default_factory=list)
+    decided: bytearray = field(default_factory=bytearray)  # by row, 1: was decided, or came since
+    passed_over: list[int] = field(default_factory=list)  # handles: they stay, to be offered again
     is_swept: bool = False
     num_to_empty: int = 0  # segments, when it was looked last
     given_up_at: float = float("inf")
@@ -90,19 +96,19 @@ class Evicting:
     def is_busy(self) -> bool:
         """Whether there are blocks left to decide: a Tick is due at once.
         False while segments are freed: that ends with events anyway."""
-        return bool(self._jobs) and not self._jobs[0].is_swept
+        return bool(self._jobs) and (not self._jobs[0].is_swept or bool(self._jobs[0].passed_over))
 
     def begin(self, event: EvictRequested) -> None:
-        """Evict from memory at once; queue what the cold store has to do."""
+        """Queue a request, or refuse it."""
         if event.tier not in self._core.rooms:
             self._requests.refuse(event.call, "BAD_TIER", f"this daemon has no tier {event.tier.label}")
         elif event.namespace_id and event.namespace_id not in self._core.catalog.namespaces:
             message = f"there is no namespace {event.namespace_id}"
             self._requests.refuse(event.call, "UNKNOWN_NAMESPACE", message)
-        elif event.tier == self._log_tier or event.namespace_id:
-            self._jobs.append(_Eviction(event.call, event.tier, event.num_bytes, event.namespace_id))
         else:
-            self._requests.reply(event.call, self._from_memory(event.tier, event.num_bytes))
+            job = _Eviction(event.call, event.tier, event.num_bytes, event.namespace_id)
+            is_quick = event.tier != self._log_tier and not event.namespace_id  # waits for no segment
+            (self._jobs.appendleft if is_quick else self._jobs.append)(job)
 
     def namespaces(self) -> set[int]:
         """Return the namespaces of evictions that are not answered yet."""
@@ -118,13 +124,13 @@ class Evicting:
             self._jobs.popleft()
             self._requests.refuse(job.call, "BAD_TIER", f"{job.tier.label} is offline: nothing can leave it")
             return
+        if job.tier != self._log_tier and not job.namespace_id:
+            self._evict_coldest(job)
+            return
         if job.segments is None:
             self._choose(job)
-        for _ in range(min(STEP_BLOCKS, len(job.handles))):
-            row = self._core.catalog.row_of(job.handles.popleft())
-            if row != NO_ROW:
-                self._leave(job, row)
-        if not job.handles and not job.is_swept:
+        is_swept = job.is_swept or self._decide(job)
+        if is_swept and not job.is_swept:
             job.is_swept = True
             if job.tier == self._log_tier:  # a restart would find what lived in dead ones
                 dead = self._reclaim.dead_segments() if job.namespace_id else job.segments
@@ -142,29 +148,34 @@ class Evicting:
 
     # -------------------------------------------------------------------------------------- memory
 
-    def _from_memory(self, tier: Tier, num_bytes: int) -> EvictResult:
-        """Give up unpinned blocks of a tier, coldest first, until `num_bytes` were freed (0: all). Dirty
-        blocks go too: an administrator asked for it."""
-        core = self._core
-        residency, victims = self._residency, self._pressure.victims
-        result = EvictResult(0, 0, 0, {})
-        stayed = []  # a block in a slower tier continues them: they are spilled when their room is needed
-        while (num_bytes == 0 or result.num_bytes < num_bytes) and (
-            victim := victims.choose(tier, domain=None)
-        ) is not None:
-            row = victim.row
-            if residency.may_leave(row, tier):
-                handle = core.catalog.handle(row)
-                result.num_bytes += residency.evict(row, tier, ADMINISTRATOR)
-                result.num_blocks += 1
-                result.num_readable += self._is_readable(handle)
-            else:
-                stayed.append(row)
-        for row in stayed:
-            residency.offer(row, tier)
-        if num_bytes == 0 or result.num_bytes < num_bytes:
-            result.num_kept = self._kept_in_memory(tier)
-        return result
+    def _evict_coldest(self, job: _Eviction) -> None:
+        """Evict the next unpinned blocks of a memory tier, coldest first, until `job.num_bytes` were freed
+        (0: all). Dirty blocks go too: an administrator asked for it."""
+        catalog, residency, victims = self._core.catalog, self._residency, self._pressure.victims
+        for _ in range(0 if job.is_swept else STEP_BLOCKS):
+            is_enough = 0 < job.num_bytes <= job.freed_bytes
+            victim = None if is_enough else victims.choose(job.tier, domain=None)
+            if victim is None:
+                job.is_swept = True
+                if not is_enough:
+                    job.num_kept.update(self._kept_in_memory(job.tier))
+                break
+            handle = catalog.handle(victim.row)
+            if residency.may_leave(victim.row, job.tier):
+                job.freed_bytes += residency.evict(victim.row, job.tier, ADMINISTRATOR)
+                job.num_blocks += 1
+                job.num_readable += self._is_readable(handle)
+            else:  # a block in a slower tier continues it: it is spilled when its room is needed
+                job.passed_over.append(handle)
+        if not job.is_swept:
+            return
+        for handle in job.passed_over[-STEP_BLOCKS:]:
+            if (row := catalog.row_of(handle)) != NO_ROW:
+                residency.offer(row, job.tier)
+        del job.passed_over[-STEP_BLOCKS:]
+        if not job.passed_over:
+            self._requests.reply(job.call, job.result())
+            self._jobs.popleft()
 
     def _kept_in_memory(self, tier: Tier) -> dict[str, int]:
         """Count the blocks of a memory tier that could not leave, by reason."""
@@ -208,11 +219,11 @@ class Evicting:
         """Choose the segments, oldest first, and the blocks that would have to leave with them; or those of a
         namespace."""
         log, catalog = self._core.log, self._core.catalog
+        job.decided = bytearray(len(catalog.prefix_hash))
         if job.namespace_id:
             job.segments = frozenset()
-            known = catalog.namespaces[job.namespace_id].rows.values()
-            ends_first = sorted(known, key=catalog.position.__getitem__, reverse=True)
-            job.handles.extend(catalog.handle(row) for row in ends_first)
+            shards = catalog.namespaces[job.namespace_id].rows.shards
+            job.handles = (one for shard in shards for one in [catalog.handle(row) for row in shard.values()])
             return
         assert isinstance(log, SegmentLog)
         chosen: list[int] = []
@@ -228,10 +239,38 @@ class Evicting:
             chosen = [number for number, one in enumerate(log.segments) if one.state not in EMPTY]
             job.last_segment = log.open_segment(forward=True)
         job.segments = frozenset(chosen) - {job.last_segment}
-        places = column(catalog.place[self._log_tier])
-        inside = np.flatnonzero((places != NO_PLACE) & np.isin(places >> 32, chosen))
-        rows = np.unique(column(catalog.block_of)[inside])
-        job.handles.extend(catalog.handle(row) for row in _ends_first(catalog, rows))
+        job.handles = (one for number in chosen for one in self._handles_in(number))
+
+    def _handles_in(self, segment: int) -> list[int]:
+        """Return handles of the blocks with a record in a segment."""
+        catalog = self._core.catalog
+        places = catalog.place[self._log_tier]
+        listed = self._core.transitions.in_segment.get(segment, ())
+        rows = {catalog.block_of[f] for f in listed if places[f] != NO_PLACE and places[f] >> 32 == segment}
+        return [catalog.handle(row) for row in rows]
+
+    def _decide(self, job: _Eviction) -> bool:
+        """Decide the next blocks, what continues a block before the block. Whether none are left."""
+        catalog, stack, decided = self._core.catalog, job.stack, job.decided
+        assert job.handles is not None
+        for _ in range(STEP_BLOCKS):
+            if not stack:
+                handle = next(job.handles, None)
+                if handle is None:
+                    return True
+                stack.append((handle, False))
+            handle, is_walked = stack.pop()
+            row = catalog.row_of(handle)
+            if row == NO_ROW or row >= len(decided) or decided[row]:
+                continue
+            children = [] if is_walked else catalog.children(row)
+            if children:
+                stack.append((handle, True))
+                stack += [(catalog.handle(child), False) for child in children]
+            else:
+                decided[row] = 1
+                self._leave(job, row)
+        return False
 
     def _wait(self, job: _Eviction) -> None:
         """Let a request wait for its segments, as long as one after the other becomes free."""
@@ -272,10 +311,10 @@ class Evicting:
         reason = (
             residency.why_in_store(row) if job.tier == self._log_tier else self._why_in_memory(row, job.tier)
         )
+        handle = catalog.handle(row)
         if reason:
             job.num_kept[reason] += 1
             return
-        handle = catalog.handle(row)
         job.freed_bytes += residency.evict(row, job.tier, ADMINISTRATOR)
         job.num_blocks += 1
         job.num_readable += self._is_readable(handle)
@@ -283,24 +322,3 @@ class Evicting:
             row = catalog.row_of(handle)
             if row != NO_ROW and catalog.tier_of(row) is None and residency.may_leave(row, tier):
                 residency.evict(row, tier, INCOMPLETE)
-
-
-def _ends_first(catalog: Catalog, rows: "npt.NDArray[np.int32]") -> Sequence[int]:
-    """Return `rows` and all that continues them, what stands last in its chain first.
-
-    In columns, one step per position: a store may hold a million blocks. rows: (n,) int32.
-    """
-    is_used = np.zeros(len(catalog.prefix_hash), bool)
-    for placed in catalog.num_placed:
-        is_used |= column(placed) > 0
-    is_wanted = np.zeros(len(is_used), bool)
-    is_wanted[rows] = True
-    used = np.flatnonzero(is_used)
-    positions, parents = column(catalog.position)[used], column(catalog.parent)
-    used = used[np.argsort(positions, kind="stable")]
-    starts = np.flatnonzero(np.diff(np.sort(positions))) + 1
-    for level in np.split(used, starts)[1:]:
-        of_level = parents[level]
-        is_wanted[level] |= is_wanted[of_level] & (of_level != NO_ROW)
-    wanted: list[int] = used[is_wanted[used]][::-1].tolist()
-    return wanted

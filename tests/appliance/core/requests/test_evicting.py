@@ -1,10 +1,12 @@
 """What an administrator evicts by hand: from memory, and out of the cold store."""
 
+import itertools
 from typing import Any
 
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.requests import evicting
 from kvtier.appliance.core.requests.evicting import PATIENCE_S
 from kvtier.tiers.block import Tier, Urgency
 from kvtier.tiers.cold.log import SegmentLog, SegmentState
@@ -154,3 +156,29 @@ def test_a_tier_that_went_offline_is_refused() -> None:
     rig = Rig()
     rig.do(ev.TierLost(Tier.NVME, True, "gone"))
     assert evict(rig, Tier.NVME).reason == "BAD_TIER"
+
+
+@pytest.mark.parametrize(("tier", "is_namespace"), [(Tier.DRAM, False), (Tier.DRAM, True), (Tier.NVME, True)])
+def test_much_is_evicted_in_steps(tier: Tier, is_namespace: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One event decides STEP_BLOCKS blocks at most, a chain from its end, and asks for a Tick."""
+    monkeypatch.setattr(evicting, "STEP_BLOCKS", 4)
+    rig = Rig(dram_blocks=32, nvme_blocks=8, num_segments=8)
+    chains = [hashes("a", 10), hashes("b", 9)]
+    for chain in chains:
+        archive(rig, chain)
+    call = rig.call()
+    rig.do(ev.EvictRequested(call, tier, 0, rig.namespace_id if is_namespace else 0))
+    left = [sum(tier.label in rig.where(name) for chain in chains for name in chain)]
+    assert 19 - 4 <= left[0] <= 19
+    while rig.planner.is_busy:
+        rig.tick()
+        left.append(sum(tier.label in rig.where(name) for chain in chains for name in chain))
+    assert max(before - after for before, after in itertools.pairwise(left)) <= 4
+    rig.settle()
+    rig.tick()
+    rig.settle()
+    answer = rig.answer(call)
+    assert (answer.num_blocks, answer.num_readable, answer.num_kept) == (19, 19, {})
+    assert left[-1] == 0
+    other = {Tier.DRAM: "nvme", Tier.NVME: "dram"}[tier]
+    assert all(rig.where(name) == {other} for chain in chains for name in chain)
