@@ -16,6 +16,7 @@ NAMES: dict[str, str] = {
     "misses_nothing_stored": "Lookups that found nothing beyond the engine's own cache.",
     "misses_timeout": "Lookups without an answer in time.",
     "misses_error": "Lookups that failed.",
+    "misses_adapter_changed": "Requests of an adapter with a folder that was rewritten since it was loaded.",
     "misses_breaker": "Requests not asked for, because the appliance does not answer.",
     "misses_load_failed": "Requests recomputed because a load failed.",
     "leases_lost": "Leases that ended while their request waited.",

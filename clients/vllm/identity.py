@@ -106,14 +106,16 @@ def adapter_digest(path: str) -> bytes:
         return b""
     folder = Path(path)
     stats = sorted((entry.name, entry.stat()) for entry in folder.iterdir())
-    return _adapter_digest(folder, tuple((name, one.st_mtime_ns, one.st_size) for name, one in stats))
+    stamps = [(name, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for name, one in stats]
+    return _adapter_digest(folder, tuple(stamps))
 
 
 @lru_cache(maxsize=4096)
-def _adapter_digest(folder: Path, _stamps: tuple[tuple[str, int, int], ...]) -> bytes:
+def _adapter_digest(folder: Path, _stamps: tuple[tuple[str | int, ...], ...]) -> bytes:
     config = folder / "adapter_config.json"
     text = config.read_bytes() if config.is_file() else b""
-    return hashlib.sha256(checkpoint_digest(folder) + text).digest()
+    # All bytes, not samples: adapters are small, and a checkpoint of the same training may differ in few.
+    return hashlib.sha256(checkpoint_digest(folder, whole=True) + text).digest()
 
 
 def _layers_per_group(num_layers: int, layer_bytes: int) -> int:

@@ -58,6 +58,7 @@ class Agent:
         self._unsent: dict[str, SessionUpdate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_lookups = 0
+        self._adapters: dict[tuple[int, str], bytes] = {}  # digests at their first lookup
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtier-agent", daemon=True)
         self._thread.start()
@@ -179,14 +180,27 @@ class Agent:
 
     async def _find(self, asked: PendingLookup) -> LookupAnswer:
         question = asked.question
-        path = question.adapter_path
-        adapter = await asyncio.to_thread(adapter_digest, path) if path else b""
+        adapter = await self._adapter(question)
+        if adapter is None:
+            return LookupAnswer(cause="misses_adapter_changed")
         namespaces = await self._registered(question.salt, adapter)
         found = await self._pin(asked, namespaces)
         if found.num_tokens and not found.is_complete:
             asked.arriving = _answer_of(found, adapter)
         await self._finder.wait(found, question)
         return _answer_of(found, adapter)
+
+    async def _adapter(self, question: LookupRequest) -> bytes | None:
+        """Return the digest of a question's adapter; None when its folder is not what it was at first.
+
+        The engine computes with the weights that it loaded, not with what the folder holds by now, and may
+        load it again: until it gives the adapter another number, nothing is known of its KV."""
+        path = question.adapter_path
+        if not path:
+            return b""
+        digest = await asyncio.to_thread(adapter_digest, path)
+        first = self._adapters.setdefault((question.adapter_id, path), digest)
+        return digest if digest == first else None
 
     async def _pin(self, asked: PendingLookup, namespaces: list[list[Namespace]]) -> FoundPrefix:
         """Pin. The daemon lets one client pin a part of its memory only: a request that finds that used up by

@@ -21,6 +21,7 @@ class LookupRequest:
     adapter_path: str = ""
     salt: str = ""
     deadline_s: float = 0.0  # what has not come up by then counts as not stored
+    adapter_id: int = 0  # the engine's, of what it loaded from `adapter_path`
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,10 +300,13 @@ class SchedulerSide:
         tracked.num_questions += 1
         tracked.polled_at = None
         self._counters.add("lookups")
-        adapter = getattr(request.lora_request, "lora_path", "") if request.lora_request else ""
+        adapter = getattr(request.lora_request, "lora_path", "")
+        adapter_id = getattr(request.lora_request, "lora_int_id", 0)
         hashes = tuple(request.block_hashes)
         limit_s = min(self._options.promote_timeout_s, tracked.turn.deadline_s or float("inf"))
-        question = LookupRequest(tracked.turn.session, hashes, first_token, adapter, self.salt, limit_s)
+        question = LookupRequest(
+            tracked.turn.session, hashes, first_token, adapter, self.salt, limit_s, adapter_id
+        )
         tracked.asked = self._agent.ask(question)
         self._num_leased += 1
         return tracked.asked

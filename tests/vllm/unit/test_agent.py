@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,6 +246,25 @@ def test_an_adapter_that_cannot_be_read_is_a_miss(appliance: FakeAppliance, scen
     store(appliance, GROUPS[0], 4)
     here = scene()
     assert here.ask(adapter_path="/no/such/adapter").answer.cause == "misses_error"
+    assert here.agent.allows()
+
+
+def test_a_folder_rewritten_under_a_loaded_adapter_is_a_miss_until_it_is_loaded_anew(
+    appliance: FakeAppliance, scene: Any, tmp_path: Path
+) -> None:
+    """What the engine holds is neither what the folder was named for nor what it holds now."""
+    weights = tmp_path / "adapter_model.bin"
+    weights.write_bytes(b"old")
+    here = scene()
+    old = here.ask(adapter_path=str(tmp_path), adapter_id=1).answer
+    assert (len(old.adapter), old.cause) == (32, "misses_nothing_stored")
+    weights.write_bytes(b"new")
+    changed = here.ask(adapter_path=str(tmp_path), adapter_id=1).answer
+    assert (changed.adapter, changed.cause) == (b"", "misses_adapter_changed"), "nothing is saved either"
+    new = here.ask(adapter_path=str(tmp_path), adapter_id=2).answer
+    assert (len(new.adapter), new.adapter != old.adapter) == (32, True)
+    weights.write_bytes(b"old")
+    assert here.ask(adapter_path=str(tmp_path), adapter_id=1).answer.adapter == old.adapter
     assert here.agent.allows()
 
 

@@ -249,6 +249,25 @@ def test_adapter_digest_follows_the_files(tmp_path: Path) -> None:
     assert identity.adapter_digest(str(tmp_path)) == first
 
 
+def test_an_adapter_is_another_one_by_any_byte_though_times_and_sizes_are_kept(tmp_path: Path) -> None:
+    """As `rsync -t` or an unpacked archive leaves it; in the middle of a large file, too."""
+    weights = tmp_path / "adapter_model.bin"
+    content = bytearray(8 << 20)
+    weights.write_bytes(content)
+    before = weights.stat().st_mtime_ns
+    first = identity.adapter_digest(str(tmp_path))
+    content[5_000_001] = 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before, before))
+    assert identity.adapter_digest(str(tmp_path)) != first
+    content[5_000_001] = 0
+    other = tmp_path / "other"
+    other.write_bytes(content)
+    os.utime(other, ns=(before, before))
+    other.rename(weights)
+    assert identity.adapter_digest(str(tmp_path)) == first
+
+
 # --------------------------------------------------------------------------------------------- pages
 
 
