@@ -23,6 +23,7 @@ from .base import (
     EvictionPolicy,
     Expected,
     Newcomer,
+    Observer,
     Prefetcher,
     SessionChange,
     Use,
@@ -210,6 +211,36 @@ class GuardedPrefetcher(Prefetcher):
             except Exception as error:
                 self._trouble.note(error)
         return otherwise
+
+
+class GuardedLearner(Observer):
+    """Tells an administrator's own learner in `Surroundings.shared` what happens, until it fails."""
+
+    def __init__(self, learner: Observer, trouble: Trouble) -> None:
+        self._learner, self._trouble = learner, trouble
+
+    def used(self, rows: Sequence[int], use: Use) -> None:
+        """Forward the call to the learner."""
+        self._tell(lambda: self._learner.used(rows, use))
+
+    def stored(self, rows: Sequence[int], use: Use) -> None:
+        """Forward the call to the learner."""
+        self._tell(lambda: self._learner.stored(rows, use))
+
+    def session_changed(self, change: SessionChange) -> None:
+        """Forward the call to the learner."""
+        self._tell(lambda: self._learner.session_changed(change))
+
+    def forgotten(self, rows: Sequence[int]) -> None:
+        """Forward the call to the learner."""
+        self._tell(lambda: self._learner.forgotten(rows))
+
+    def _tell(self, forward: Callable[[], object]) -> None:
+        if not self._trouble.has_failed:
+            try:
+                forward()
+            except Exception as error:
+                self._trouble.note(error)
 
 
 def _number(value: object, asked: str) -> float:

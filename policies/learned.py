@@ -35,7 +35,12 @@ class Learner(Protocol):
 
 def pack(shared: Mapping[str, Any], absent: Mapping[str, Any] | None = None) -> bytes:
     """Return the state of all learners, with that kept for absent ones; empty when there is no learner."""
-    parts = {name: one.dump() for name, one in shared.items() if isinstance(one, Learner)}
+    parts: dict[str, Any] = {}
+    for name, one in shared.items():
+        if isinstance(one, Learner):
+            with contextlib.suppress(Exception):  # it may be an administrator's own
+                if _can_be_kept(part := one.dump()):
+                    parts[name] = part
     if parts:
         parts = {**(absent or {}), **parts}
     return json.dumps({"format": FORMAT, "learners": parts}, allow_nan=False).encode() if parts else b""

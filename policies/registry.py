@@ -32,7 +32,7 @@ from .baselines.lru import LruEviction
 from .baselines.s3fifo import S3FifoEviction
 from .baselines.sieve import SieveEviction
 from .baselines.wtinylfu import WTinyLfuEviction
-from .guarded import GuardedAdmission, GuardedEviction, GuardedPrefetcher, Report, Trouble
+from .guarded import GuardedAdmission, GuardedEviction, GuardedLearner, GuardedPrefetcher, Report, Trouble
 from .options import BadPolicyOption
 from .prefetch.turns import AnnouncedPrefetch, TurnPrefetch
 from .retained import RetainedAdmission, RetainedEviction
@@ -152,9 +152,17 @@ def build(
         tier: _with_priorities(make(ADMISSION, choice.admission, tier), facts) for tier in capacity_bytes
     }
     prefetcher = make(PREFETCH, choice.prefetch, ladder.put_tier) if choice.prefetch else None
-    learners = [learner for learner in shared.values() if isinstance(learner, Observer)]
+    learners = [
+        one if _is_ours(one) else GuardedLearner(one, Trouble(name, "it is told nothing more", report))
+        for name, one in shared.items()
+        if isinstance(one, Observer)
+    ]
     policies = [*chosen.values(), *evictions.values(), *([prefetcher] if prefetcher else [])]
     return PolicySet(evictions, admissions, prefetcher, [*learners, *policies], shared)
+
+
+def _is_ours(learner: Observer) -> bool:
+    return type(learner).__module__.startswith(f"{__package__}.")
 
 
 def _with_priorities(admission: AdmissionPolicy, facts: BlockFacts) -> AdmissionPolicy:

@@ -6,6 +6,7 @@ from kvtier.policies.base import (
     AdmissionPolicy,
     Expected,
     Newcomer,
+    Observer,
     Prefetcher,
     SessionChange,
     Surroundings,
@@ -113,3 +114,24 @@ class Something:
 
     def __init__(self, surroundings: Surroundings) -> None:
         del surroundings
+
+
+class BadLearner(Observer):
+    """Stumbles over what it hears, and over what it knows."""
+
+    def used(self, rows: Sequence[int], use: Use) -> None:
+        raise IndexError("no such habit")
+
+    def dump(self) -> object:
+        raise OSError("forgotten")
+
+    def load(self, saved: object) -> None:
+        raise ValueError("never seen")
+
+
+class WithBadLearner(LruEviction):
+    """Does well, but for what it shares with others."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        super().__init__(surroundings)
+        surroundings.shared.setdefault("habits", BadLearner())

@@ -7,8 +7,10 @@ from kvtier.appliance.replay.setups import ModelShape, Setup, single_tier
 from kvtier.appliance.replay.shell import PolicyFailed
 from kvtier.appliance.replay.timed import TimedShell
 from kvtier.appliance.replay.untimed import UntimedShell
+from kvtier.policies.learned import pack, unpack
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.block import Tier
+from tests.policies.failing import BadLearner
 from tests.replay.traces import drawn
 
 MODULE = "tests.policies.failing"
@@ -47,6 +49,23 @@ def test_lru_goes_on_where_an_eviction_policy_fails(name: str) -> None:
 def test_where_it_raised_is_said() -> None:
     with pytest.raises(PolicyFailed, match=r"KeyError: 'oops', failing\.py:\d+, in fail$"):
         UntimedShell(TRACE, setup_of(eviction=f"{MODULE}:Failing")).run()
+
+
+def test_a_learner_that_fails_is_told_nothing_more_and_its_policy_goes_on() -> None:
+    told: list[tuple[str, str]] = []
+    setup = setup_of(eviction=f"{MODULE}:WithBadLearner")
+    shell = UntimedShell(TRACE, setup, on_policy_failed=lambda words, instead: told.append((words, instead)))
+    outcome, lru = shell.run(), UntimedShell(TRACE, setup_of()).run()
+    assert outcome.problems == []
+    assert (outcome.block_hits, outcome.counters["policies_failed"]) == (lru.block_hits, 1)
+    [(words, instead)] = told
+    assert words.startswith("policy 'habits' failed with IndexError: no such habit, failing.py:")
+    assert instead == "it is told nothing more"
+    learner = BadLearner()
+    assert pack({"habits": learner}) == b"", "what it knows is left out, the others' is kept"
+    assert unpack(b'{"format": 1, "learners": {"habits": {}}}', {"habits": learner}) == {
+        "habits": "ValueError: never seen"
+    }
 
 
 def test_everything_is_admitted_where_admission_fails() -> None:
