@@ -215,7 +215,7 @@ def outcome(stub: Any, method: str, request: Any, timeout_s: float = TIMEOUT_S) 
         if method in ("Watch", "WatchAccesses"):
             next(answer)
             answer.cancel()
-        elif method in ("Acquire", "Get"):
+        elif method in ("Acquire", "Get", "Verify"):
             list(answer)
     except grpc.RpcError as failed:
         beside: Any = failed.trailing_metadata() or ()
