@@ -9,6 +9,7 @@ from .rows import ROWS, Figures, Row
 
 PAGE = ROOT / "docs" / "reliability.md"
 NEVER = "never ran"
+LONG_COMMAND = 100  # characters; those of suites name every test
 GIB = 1 << 30
 
 
@@ -40,12 +41,14 @@ def scorecard(entries: list[Entry]) -> str:
     for row in ROWS:
         mine = [entry for entry in entries if entry.row == row.name and entry.figures]
         num_failed = sum(entry.has_failed for entry in entries if entry.row == row.name)
-        command = f"`{mine[-1].command}`" if mine else f"`python -m tests.scorecard --row '{row.name}'`"
+        command = mine[-1].command if mine else ""
+        if not command or len(command) > LONG_COMMAND:
+            command = f"python -m tests.scorecard --row '{row.name}'"
         last = f"{mine[-1].commit}, {mine[-1].date[:10]}" if mine else ""
         shown = SHOWN[row.name](total[row.name], mine) if mine else NEVER
         shown += f"; **{num_failed} failed, see below**" if num_failed else ""
         lines.append(
-            f"| {row.what} | {shown}{_progress(row, total[row.name])} | {len(mine)} | {last} | {command} |"
+            f"| {row.what} | {shown}{_progress(row, total[row.name])} | {len(mine)} | {last} | `{command}` |"
         )
     return "\n".join(lines) + "\n"
 
@@ -94,14 +97,27 @@ def _kills(figures: Figures, mine: list[Entry]) -> str:
 
 
 def _soak(figures: Figures, mine: list[Entry]) -> str:
-    last = max(mine, key=lambda entry: entry.size).figures
-    return (
+    last = max(mine, key=lambda entry: entry.size * (not entry.has_failed)).figures
+    shown = (
         f"{last['minutes']:.0f} minutes, {last['sessions']:,.0f} sessions: anonymous memory from "
         f"{last['start_mib']:.0f} to at most {last['highest_mib']:.0f} MiB; in the second half "
         f"{last['memory_mib_per_hour']:+.1f} MiB, {last['descriptors_per_hour']:+.1f} descriptors, "
-        f"{last['threads_per_hour']:+.1f} threads, {last['leases_per_hour']:+.1f} leases an hour; "
-        f"{last['clients_killed']:.0f} clients killed, their leases gone after {last['reclaim_p50_s']:.2f} s "
-        f"(p99 {last['reclaim_p99_s']:.2f} s)"
+        f"{last['threads_per_hour']:+.1f} threads, {last['leases_per_hour']:+.1f} leases an hour"
+    )
+    if last.get("clients_killed"):
+        shown += (
+            f"; {last['clients_killed']:.0f} clients killed, their leases gone after "
+            f"{last['reclaim_p50_s']:.2f} s (p99 {last['reclaim_p99_s']:.2f} s)"
+        )
+    return shown
+
+
+def _overload(figures: Figures, mine: list[Entry]) -> str:
+    last = mine[-1].figures
+    return (
+        f"p99 of accepted calls {last['p99_10x_ms']:.1f} ms, {last['p99_1x_ms']:.1f} at the usual load; of "
+        f"refusals {last['refused_p99_ms']:.1f} ms; {last['cancelled']:.0f} cancelled without a reason; "
+        f"at most {last['highest_mib']:.0f} MiB; accepts {last['recovery_ms']:.0f} ms after the load"
     )
 
 
@@ -130,6 +146,7 @@ SHOWN: dict[str, Callable[[Figures, list[Entry]], str]] = {
         "that were put right before a kill found after it"
     ),
     "soak": _soak,
+    "overload": _overload,
     "timing": _timing,
     "field defects": _suite,
     "disk faults": _suite,

@@ -181,6 +181,21 @@ def read_timing(printed: str) -> Figures:
     return figures
 
 
+def read_overload(printed: str) -> Figures:
+    """Return p99 of accepted calls at the usual load and at ten times that, and of refusals there."""
+    rows = {line.split()[0]: line.split() for line in printed.splitlines() if len(line.split()) == 14}
+    if not {"1x", "10x"} <= rows.keys():
+        raise ValueError(f"no load was measured:\n{printed[-2000:]}")
+    return {
+        "p99_1x_ms": float(rows["1x"][4]),
+        "p99_10x_ms": float(rows["10x"][4]),
+        "refused_p99_ms": float(rows["10x"][7]),
+        "highest_mib": max(float(rows[load][12]) for load in rows if load != "load"),
+        "recovery_ms": float(rows["10x"][13]),
+        "cancelled": sum(float(rows[load][8]) for load in rows if load != "load"),
+    }
+
+
 def defect_tests() -> list[str]:
     """Return the tests of all defects, each once."""
     return list(dict.fromkeys(test for defect in DEFECTS for test in defect.tests))
@@ -276,6 +291,15 @@ ROWS = [
         "minutes",
         "left",
         ("minutes", 60),
+    ),
+    Row(
+        "overload",
+        "callers of the gRPC port at ten times what it can answer",
+        lambda size, run: ["-m", "bench.overload", "--seconds", str(size)],
+        read_overload,
+        8,
+        "seconds for each load",
+        "cancelled",
     ),
     Row(
         "timing",

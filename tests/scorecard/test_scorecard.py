@@ -10,7 +10,15 @@ import pytest
 from . import record
 from .page import SHOWN, runs, scorecard
 from .record import Entry
-from .rows import ROWS, arguments_of, defect_tests, read_pytest, read_simulator, read_store_loop
+from .rows import (
+    ROWS,
+    arguments_of,
+    defect_tests,
+    read_overload,
+    read_pytest,
+    read_simulator,
+    read_store_loop,
+)
 
 
 def test_every_test_of_a_defect_is_there() -> None:
@@ -70,6 +78,19 @@ def test_what_is_printed_is_read() -> None:
     assert read_pytest("1 failed, 12 passed, 3 skipped in 4.5s") == {"passed": 12, "failed": 1, "skipped": 3}
     tally = "seed 1, 6 s: Tally(num_kills=20, num_verified=10, num_acknowledged=59, num_sealed_lost=0)"
     assert read_store_loop(tally)["kills"] == 20
+    header = "load principal accepted/s p50 p99 refused/s p50 p99 CANCELLED late other RssAnon most recovery"
+    overload = f"{header}\n1x calm 870 2.0 12.0 0 nan nan 0 0 0 60 61 5\n"
+    overload += "10x calm 900 9.0 20.5 400 0.5 15.0 3 0 0 70 75 110\n"
+    assert read_overload(overload) == {
+        "p99_1x_ms": 12.0,
+        "p99_10x_ms": 20.5,
+        "refused_p99_ms": 15.0,
+        "highest_mib": 75.0,
+        "recovery_ms": 110.0,
+        "cancelled": 3.0,
+    }
+    with pytest.raises(ValueError, match="no load"):
+        read_overload(header)
     with pytest.raises(ValueError, match="no test ran"):
         read_pytest("no tests ran in 0.1s")
     with pytest.raises(ValueError, match="is not in what was printed"):
