@@ -5,10 +5,9 @@ search. Decoding is the one urgency that is a promise: while it lasts, the block
 kept (invariant 4). Every other urgency is a hint for the policies.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 
 from ....policies.base import SessionChange
 from ....tiers.block import Urgency
@@ -17,7 +16,8 @@ from ..catalog.residency import Residency
 
 NO_CLIENT = 0  # numbers of clients start at 1
 MIN_TIDY = 1024
-NUM_REVIEWED = 4  # sessions, for each new one
+NUM_REVIEWED = 4  # sessions, for each new one: more than one, so that ended ones do not gather
+SILENT_S = 60.0  # a session that spoke since then may be about to store its next blocks
 
 
 @dataclass(slots=True)
@@ -48,6 +48,7 @@ class Sessions:
 
         #: Longest silent first. A plain dict finds its first entry behind the holes of all that moved.
         self._sessions: OrderedDict[str, SessionEntry] = OrderedDict()
+        self._to_review: deque[SessionEntry] = deque()
         self._next_number = 1
         self._idle_until = 0.0  # sessions that were active last before this are idle already
 
@@ -75,9 +76,9 @@ class Sessions:
         if session is None:
             if len(self._sessions) >= self._core.options.max_sessions:
                 self._forget_one()
-            elif len(self._sessions) >= self._core.options.many_sessions:
-                self._forget_spent()
+            self._review()
             session = self._sessions[session_id] = SessionEntry(session_id, self._next_number, client)
+            self._to_review.append(session)
             self._next_number += 1
             self._core.story.tell(self._core.now, session_id, "session_opened")
         if session.client == NO_CLIENT:
@@ -203,17 +204,29 @@ class Sessions:
         for row in rows:
             self._residency.unkeep(row)
 
-    def _forget_spent(self) -> None:
-        """Forget those of the longest silent sessions that have lost their last block.
+    def _review(self) -> None:
+        """Look at a few sessions in turn, and forget, where there are many, those that lost their last block.
 
         Policies are not told: there is nothing left to protect or to bring up, and what others share of their
-        prompts stays as urgent as it is.
+        prompts stays as urgent as it is. Each session is looked at, for the longest silent ones may be about
+        blocks that stay.
         """
-        row_of = self._core.catalog.row_of
-        for session in list(islice(self._sessions.values(), NUM_REVIEWED)):
-            last = next(reversed(session.blocks), None)
-            if session.urgency is not Urgency.DECODING and (last is None or row_of(last) < 0):
+        are_many = len(self._sessions) >= self._core.options.many_sessions
+        silent_since = self._core.now - SILENT_S
+        for _ in range(min(NUM_REVIEWED, len(self._to_review))):
+            session = self._to_review.popleft()
+            if self._sessions.get(session.id) is not session:
+                continue  # it has ended
+            if are_many and session.last_active <= silent_since and self._is_spent(session):
                 del self._sessions[session.id]
+            else:
+                self._to_review.append(session)
+
+    def _is_spent(self, session: SessionEntry) -> bool:
+        last = next(reversed(session.blocks), None)
+        if session.urgency is Urgency.DECODING:
+            return False
+        return last is None or self._core.catalog.row_of(last) < 0
 
     def _forget_one(self) -> None:
         """End the longest silent session, one that is not decoding if there is any."""

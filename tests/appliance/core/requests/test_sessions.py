@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import ValuesView
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.requests.sessions import MIN_TIDY, SessionEntry
+from kvtier.appliance.core.requests.sessions import MIN_TIDY, SILENT_S, SessionEntry
 from kvtier.tiers.block import Urgency
 
 from ..rig import CLIENT, Rig, hashes
@@ -71,22 +71,34 @@ def test_a_session_that_falls_silent_between_others_is_noticed_in_time() -> None
 
 
 def test_from_many_sessions_on_those_that_lost_their_last_block_are_forgotten() -> None:
-    """Those with a last block are kept, and the blocks that all of them share."""
-    rig = Rig(dram_blocks=5, nvme_blocks=0, many_sessions=4)
-    shared = hashes("shared", 1)
+    """Those with a last block are kept, and the blocks that all of them share; also behind ones that stay."""
+    rig = Rig(dram_blocks=6, nvme_blocks=0, many_sessions=4)
+    shared, stays = hashes("shared", 1), hashes("stays", 1)
     rig.put(shared)
+    rig.put(stays, session_id="stays")
+    rig.acquire(stays)
     for number in range(20):
         rig.put(hashes(f"chain {number}", 1), parent=shared[0], session_id=f"{number}")
+        rig.now += SILENT_S
     kept = {session.id for session in rig.planner.sessions}
     living = {f"{n}" for n in range(20) if rig.found(shared + hashes(f"chain {n}", 1)) == 2}
     assert len(living) == 4
-    assert living <= kept
+    assert living | {"stays"} <= kept
     assert len(kept) <= 4 + len(living)
 
 
-def test_a_decoding_session_is_never_forgotten_for_being_one_of_many() -> None:
+def test_a_session_that_decodes_or_spoke_a_moment_ago_is_not_forgotten_for_being_one_of_many() -> None:
     rig = Rig(dram_blocks=4, nvme_blocks=0, many_sessions=2)
     rig.do(ev.SessionUpdated(CLIENT, "decodes", Urgency.DECODING))
+    rig.now += SILENT_S
     for number in range(10):
         rig.put(hashes(f"chain {number}", 1), session_id=f"{number}")
-    assert rig.planner.sessions.get("decodes") is not None
+    assert {session.id for session in rig.planner.sessions} == {"decodes", *map(str, range(10))}
+
+
+def test_sessions_that_have_ended_are_not_held_for_a_review() -> None:
+    rig = Rig()
+    for number in range(50):
+        rig.do(ev.SessionUpdated(CLIENT, f"{number}", Urgency.QUEUED))
+        rig.do(ev.SessionEnded(rig.call(), CLIENT, f"{number}", archive=False))
+    assert len(rig.planner.sessions._to_review) <= 2
