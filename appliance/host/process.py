@@ -190,4 +190,5 @@ def tune_garbage_collector() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(5_000, 50, 1_000_000)

@@ -5,6 +5,8 @@ import mmap
 import os
 import socket
 import stat
+import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from ...v1.shm import PAGE_BYTES
 from ..config.host_memory import read_memory, read_text
 
 CAP_IPC_LOCK = 14
+ENDING_INTERVAL_S = 0.02
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_FLAGS, _PF_EXITING = 6, 0x4  # field of /proc/PID/stat behind the name; set since Linux 2.6
 HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 #: Optional libraries, by what is imported.
 OPTIONAL_MODULES = ("cryptography", "msgpack", "numba", "opentelemetry.sdk", "zmq")
@@ -70,22 +75,43 @@ def kind_at(path: Path) -> str:
     """Return what is at the path of a Unix socket.
 
     "", "socket" (nothing listens), "live" (something does), "closed" (this user may not connect) or "other".
+    Waits for a killed process to end: the kernel closes its sockets after it has unmapped its memory, a tenth
+    of a second per GiB.
     """
+    while True:
+        kind, listener = _probe(path)
+        if kind != "live" or not _is_ending(listener):
+            return kind
+        time.sleep(ENDING_INTERVAL_S)
+
+
+def _probe(path: Path) -> tuple[str, int]:
+    """Return what is at a path, as `kind_at`, and the process that listens there; 0 if it is not known."""
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            return "other"
+            return "other", 0
     except OSError:
-        return ""
+        return "", 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            return "socket"
+            return "socket", 0
         except PermissionError:
-            return "closed"
+            return "closed", 0
         except OSError:  # a full backlog is alive, too
-            return "live"
-    return "live"
+            return "live", 0
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return "live", _CREDENTIALS.unpack(credentials)[0]
+
+
+def _is_ending(process: int) -> bool:
+    """Whether the kernel is taking a process apart. False for one of another PID namespace."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return bool(int(fields[_FLAGS]) & _PF_EXITING)
 
 
 def numa_nodes(folder: Path) -> tuple[Node, ...]:

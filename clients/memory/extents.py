@@ -8,6 +8,7 @@ stale bytes, never a segmentation fault.
 Slot headers are read as rows of 64-bit words: a whole batch is checked by a few numpy comparisons.
 """
 
+import fcntl
 import mmap
 import os
 from collections import deque
@@ -160,7 +161,8 @@ def map_memory(memory: Memory, *, writable: bool = False) -> U8:
     """Return `memory` as an array of bytes.
 
     A file descriptor is mapped shared and prefaulted, then closed: the mapping keeps the memory. Raises
-    Overloaded when this process has no room for it, Unavailable when the descriptor is of no memory.
+    Overloaded when this process has no room for it, Unavailable when the descriptor is of no memory, or of
+    memory that could be cut short: reading behind its end would end this process with SIGBUS.
     """
     if isinstance(memory, np.ndarray):
         return memory
@@ -169,6 +171,8 @@ def map_memory(memory: Memory, *, writable: bool = False) -> U8:
         num_bytes = os.fstat(memory).st_size // PAGE_BYTES * PAGE_BYTES
         if not num_bytes:
             raise broken_answer("a file descriptor without memory")
+        if not _is_size_fixed(memory):
+            raise broken_answer("shared memory that is not sealed against F_SEAL_SHRINK")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         return np.frombuffer(mmap.mmap(memory, num_bytes, flags=flags, prot=protection), np.uint8)
@@ -180,6 +184,14 @@ def map_memory(memory: Memory, *, writable: bool = False) -> U8:
         ) from problem
     finally:
         os.close(memory)
+
+
+def _is_size_fixed(descriptor: int) -> bool:
+    """Whether memory cannot become shorter, as its seals say. Files and devices have none."""
+    try:
+        return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
 
 
 def _pieces_of(targets: I64, sources: I64, lengths: I64) -> tuple[I64, I64, I64]:

@@ -2,10 +2,14 @@
 
 import datetime
 import json
+import platform
 import re
 import resource
 import socket
+import subprocess
+import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +325,33 @@ def test_what_is_at_the_path_of_a_socket(tmp_path: Path) -> None:
     path.unlink()
     path.write_text("")
     assert probes.kind_at(path) == "other"
+
+
+LISTENS_AS_IT_ENDS = """
+import ctypes, socket, sys, threading
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    threading.Thread(target=sys.stdin.read).start()
+    print("listens", flush=True)
+    ctypes.CDLL(None).syscall(60 if sys.argv[2] == "x86_64" else 93, 0)  # exit of this thread alone
+"""
+
+
+def test_a_killed_process_whose_socket_still_listens_is_waited_for(tmp_path: Path) -> None:
+    """The kernel takes a tenth of a second per GiB; a start meanwhile was refused: another daemon listens."""
+    path = tmp_path / "ending"
+    command = [sys.executable, "-c", LISTENS_AS_IT_ENDS, str(path), platform.machine()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as ending:
+        assert ending.stdout is not None
+        assert ending.stdin is not None
+        assert ending.stdout.readline() == b"listens\n"
+        while Path(f"/proc/{ending.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert ending.poll() is None
+        with ThreadPoolExecutor(1) as pool:
+            kind = pool.submit(probes.kind_at, path)
+            ending.kill()
+            assert kind.result() == "socket"
 
 
 def test_a_port_in_use_is_noticed_at_the_start_if_it_was_asked_for(tmp_path: Path) -> None:

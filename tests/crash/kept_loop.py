@@ -2,7 +2,8 @@
 
 A client puts chains as fast as it can; at a random moment the daemon is killed, and its supervisor
 starts the next one. Every block whose put was acknowledged is then asked for: found with the bytes that were
-put, or not there. Other bytes end the loop. Half of the kills come before what was kept is taken over.
+put, or not there. Other bytes end the loop. A third of the kills come at a random moment of the next daemon's
+start or of what it takes over.
 """
 
 import argparse
@@ -17,12 +18,13 @@ from pathlib import Path
 
 from kvtier.clients import Client, KvtierError
 from tests.crash.daemon_loop import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, read
-from tests.daemon import PATIENT, START_S, Daemon
+from tests.daemon import PATIENT, START_S, Daemon, is_alive
 
-SETTINGS = ("tiers.dram.capacity=512MiB", "tiers.dram.extent=16MiB", "observe.http=off")
-MAX_CHAINS = 768  # of 512 KiB: three quarters of memory, so that nothing is evicted
-MAX_LIFE_CHAINS = 32  # put in one life of the daemon, so that one supervisor sees many of them
-MAX_LIFE_S = 0.15
+SETTINGS = ("tiers.dram.capacity=128MiB", "tiers.dram.extent=4MiB", "observe.http=off")
+MAX_CHAINS = 192  # of 512 KiB: three quarters of memory, so that nothing is evicted
+MAX_LIFE_CHAINS = 8  # put in one life of the daemon, so that one supervisor sees many of them
+MAX_LIFE_S = 0.05
+MAX_EARLY_S = 1.5  # after a kill comes the next one, while the daemon starts or has just begun to serve
 MAX_KILLS = 40  # of one supervisor's daemons
 PATIENCE_S = 15.0  # without another block, the rest counts as lost
 
@@ -32,17 +34,18 @@ class Tally:
     """What became of the blocks that were acknowledged."""
 
     num_kills: int = 0
+    num_answers: int = 0  # of daemons that were waited for after a kill
     num_put: int = 0
     num_found: int = 0
-    down_s: float = 0.0  # until the next daemon answered, all kills together
+    down_s: float = 0.0  # until the next daemon answered, all of them together
     back_s: float = 0.0  # until everything was found
 
     def __str__(self) -> str:
-        share = self.num_found / self.num_put if self.num_put else 0.0
+        share, num_answers = self.num_found / max(1, self.num_put), max(1, self.num_answers)
         return (
             f"{self.num_kills} kills, {self.num_put} blocks asked for, {self.num_found} found ({share:.3%}); "
-            f"mean time to an answer {self.down_s / max(1, self.num_kills):.2f} s, "
-            f"to all blocks {self.back_s / max(1, self.num_kills):.2f} s"
+            f"mean time to an answer {self.down_s / num_answers:.2f} s, "
+            f"to all blocks {self.back_s / num_answers:.2f} s"
         )
 
 
@@ -53,6 +56,7 @@ class Loop:
         self._dice = random.Random(seed)
         self._tally = tally
         self._chains: list[int] = []  # acknowledged
+        self._killed, self._killed_at = 0, time.monotonic()  # the last one
         self._daemon = Daemon(folder, arguments=tuple(p for one in SETTINGS for p in ("--set", one)))
 
     def run(self, num_kills: int) -> None:
@@ -63,8 +67,9 @@ class Loop:
                 if len(self._chains) >= MAX_CHAINS:
                     return
                 self._work_and_kill()
-                if self._dice.random() < 0.5:  # once more, while memory is being taken over
-                    self._kill(time.monotonic())
+                if self._dice.random() < 0.5:
+                    self._kill_early()
+                self._wait_for_answer()
                 self._count()
         finally:
             self._daemon.close()
@@ -79,23 +84,40 @@ class Loop:
             assert time.monotonic() < deadline_at, "no put was acknowledged"
             threading.Event().wait(0.005)
         threading.Event().wait(MAX_LIFE_S * self._dice.random())
-        self._kill(time.monotonic())
+        self._kill()
         writer.join()
         assert not problems, problems
 
-    def _kill(self, began_at: float) -> None:
-        """Kill the process that serves, and wait until another one answers."""
-        os.kill(self._daemon.pid, signal.SIGKILL)
+    def _kill(self) -> None:
+        """Kill the process that serves or is about to."""
+        while (process := self._daemon.pid) in (0, self._killed):  # the one before is still ending
+            assert time.monotonic() < self._killed_at + START_S
+            threading.Event().wait(0.001)
+        os.kill(process, signal.SIGKILL)
         self._tally.num_kills += 1
+        self._killed, self._killed_at = process, time.monotonic()
+
+    def _kill_early(self) -> None:
+        """Kill the next daemon at a random moment. One only: after two that never served memory is dropped."""
+        deadline_at = time.monotonic() + START_S
+        while is_alive(self._killed) or self._daemon.pid in (0, self._killed):
+            assert time.monotonic() < deadline_at
+            threading.Event().wait(0.001)
+        threading.Event().wait(MAX_EARLY_S * self._dice.random())
+        self._kill()
+
+    def _wait_for_answer(self) -> None:
+        """Wait until the next daemon answers."""
         while True:
-            assert time.monotonic() < began_at + START_S, self._daemon.log.read_text()
+            assert time.monotonic() < self._killed_at + START_S, self._daemon.log.read_text()
             try:
                 with Client(self._daemon.target) as client:
                     client.register(IDENTITY)
                 break
             except KvtierError:
                 threading.Event().wait(0.01)
-        self._tally.down_s += time.monotonic() - began_at
+        self._tally.num_answers += 1
+        self._tally.down_s += time.monotonic() - self._killed_at
 
     def _write(self, last: int, problems: list[BaseException]) -> None:
         try:

@@ -2,6 +2,7 @@
 never arrived, no byte beside the caller's buffer changes, and the next call has a new connection."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -250,6 +251,32 @@ def test_answers_without_end_are_an_error(server: HostileLocal, client: Any) -> 
     with pytest.raises(Unavailable) as raised:
         client.get(client.register(IDENTITY), NAMES)
     assert raised.value.reason == "BROKEN_ANSWER"
+
+
+def unsealed(descriptor: int) -> int:
+    """Return memory with the same bytes that the daemon can cut short at any time."""
+    copy = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(copy, os.fstat(descriptor).st_size)
+    os.sendfile(copy, descriptor, 0, os.fstat(descriptor).st_size)
+    return copy
+
+
+@pytest.mark.parametrize("which", ["staging", "index", "extent"])
+def test_memory_that_could_be_cut_short_is_not_mapped(server: HostileLocal, client: Any, which: str) -> None:
+    """Reading behind the end of a shared mapping is SIGBUS: a daemon could end its clients' engines."""
+    answers = server.right_descriptors
+
+    def unsealed_descriptors(call: str, descriptors: list[int]) -> list[int]:
+        at = {("Attach", "staging"): 0, ("Attach", "index"): 1, ("MapExtents", "extent"): 0}.get(
+            (call, which)
+        )
+        return [unsealed(one) if at == n else one for n, one in enumerate(descriptors)]
+
+    server.right_descriptors = unsealed_descriptors  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="not sealed against F_SEAL_SHRINK"):
+        client.get(client.register(IDENTITY), NAMES[:3])
+    server.right_descriptors = answers  # type: ignore[method-assign]
+    assert client.get(client.register(IDENTITY), NAMES[:3]).num_blocks == 3
 
 
 def test_an_index_of_lies_is_a_miss(server: HostileLocal, client: Any) -> None:
