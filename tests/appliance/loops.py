@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from kvtier.appliance.config import Loaded, Settings
 from kvtier.appliance.host.daemon import Daemon
 from kvtier.tiers.gpu.device.contract import Device
+from kvtier.tiers.memory.keeper import Keeper
 
 T = TypeVar("T")
 
@@ -70,12 +71,17 @@ class DaemonThread:
     """
 
     def __init__(
-        self, settings: Settings | Loaded, device: Device | None = None, peers: Sequence[Device] = ()
+        self,
+        settings: Settings | Loaded,
+        device: Device | None = None,
+        peers: Sequence[Device] = (),
+        keeper: Keeper | None = None,
     ) -> None:
         self.daemon: Daemon
         self._settings = settings
         self._device = device
         self._peers = peers
+        self._keeper = keeper
         self._loop = asyncio.new_event_loop()
         self._loop.set_debug(True)
         self._loop.slow_callback_duration = SLOW_CALLBACK_S
@@ -99,7 +105,7 @@ class DaemonThread:
         self._slow.__enter__()
         self._thread.start()
         try:
-            self.daemon = self.wait(Daemon.start(self._settings, self._device, self._peers))
+            self.daemon = self.wait(Daemon.start(self._settings, self._device, self._peers, self._keeper))
         except BaseException:
             self._end()
             raise

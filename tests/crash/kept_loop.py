@@ -98,7 +98,7 @@ class Loop:
         self._killed, self._killed_at = process, time.monotonic()
 
     def _kill_early(self) -> None:
-        """Kill the next daemon at a random moment. One only: after two that never served memory is dropped."""
+        """Kill the next daemon at a random moment. Only one: two in a row that never served end memory."""
         deadline_at = time.monotonic() + START_S
         while is_alive(self._killed) or self._daemon.pid in (0, self._killed):
             assert time.monotonic() < deadline_at
