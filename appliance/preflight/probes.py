@@ -6,7 +6,7 @@ import os
 import socket
 import stat
 import struct
-import time
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def kind_at(path: Path) -> str:
         kind, listener = _probe(path)
         if kind != "live" or not _is_ending(listener):
             return kind
-        time.sleep(ENDING_INTERVAL_S)
+        threading.Event().wait(ENDING_INTERVAL_S)
 
 
 def _probe(path: Path) -> tuple[str, int]:
