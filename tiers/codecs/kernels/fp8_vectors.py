@@ -1,10 +1,10 @@
-"""bfloat16 to fp8 in lanes of 16 bits, 32 at a time: no floats, no branches.
+"""bfloat16 to fp8 (e4m3) in lanes of 16 bits, 32 at a time: no floats, no branches.
 
 A scale that is a power of two only moves exponents, so the code of a value is its word, moved and rounded:
 
     word            s eeeeeeee fffffff
     its distance    r = magnitude - (base << 7)        base: the exponent with code 0
-    code            r >> 4, rounded, s on top          (e4m3; 5 for e5m2)
+    code            r >> 4, rounded, s on top
 
 Below the smallest normal the leading one appears and goes down as far as the exponent is too small: the same
 rounding with another shift. Widening to float32 takes twice as many vectors, and any other scale a division
@@ -52,6 +52,7 @@ _WORDS = ir.VectorType(WORD16, LANES)
 _CODES = ir.VectorType(BYTE, LANES)
 _MAGNITUDE = 0x7FFF
 _ONE = 0x80  # the leading one of a bfloat16, which is not written
+_NUM_DROPPED = 4  # of the 7 bits of a bfloat16's mantissa
 
 
 class _Rows:
@@ -93,13 +94,12 @@ class _Most:
         return largest_lane(self._builder, self._builder.load(self._most))
 
 
-def _emit_code(builder: Any, words: Any, bases: Any, mantissa_bits: int) -> Any:
+def _emit_code(builder: Any, words: Any, bases: Any) -> Any:
     """Return the codes of 32 words; `bases` is base << 7, see above."""
-    num_dropped = 7 - mantissa_bits
     distance = builder.sub(masked(builder, words, _MAGNITUDE), bases)
     exponent = builder.ashr(distance, all_lanes(_WORDS, 7))
-    shift = builder.sub(all_lanes(_WORDS, num_dropped + 1), exponent)
-    shift = lane_by_lane(builder, "smax", shift, all_lanes(_WORDS, num_dropped))
+    shift = builder.sub(all_lanes(_WORDS, _NUM_DROPPED + 1), exponent)
+    shift = lane_by_lane(builder, "smax", shift, all_lanes(_WORDS, _NUM_DROPPED))
     shift = lane_by_lane(builder, "smin", shift, all_lanes(_WORDS, 15))  # nothing of it is left then
     is_normal = builder.icmp_signed(">=", distance, all_lanes(_WORDS, _ONE))
     fraction = builder.or_(masked(builder, words, _ONE - 1), all_lanes(_WORDS, _ONE))
@@ -131,55 +131,47 @@ def largest_magnitude(
     return types.uint16(words, place, place, place, place), generate
 
 
-def _writer(mantissa_bits: int) -> Any:
-    """Return the intrinsic for a format: shifts by constants are faster."""
+@intrinsic
+def write_codes(
+    typing_context: Any,
+    words: Any,
+    words_at: Any,
+    num_rows: Any,
+    row_bytes: Any,
+    num_lines: Any,
+    codes: Any,
+    codes_at: Any,
+    dim: Any,
+    base: Any,
+    next_at: Any,
+) -> Any:
+    """Write the codes of a tile as `largest_magnitude` has it to `codes` (uint8) from byte `codes_at`,
+    rows `dim` apart, and return that largest magnitude: whatever is larger than 448 has been
+    written as nonsense. Ask for as many lines from byte `next_at` of the words on. Places
+    are not checked, and the last need not be one."""
+    del typing_context, words_at, num_rows, row_bytes, num_lines, codes_at, dim, base, next_at
+    place = types.intp
 
-    @intrinsic
-    def write(
-        typing_context: Any,
-        words: Any,
-        words_at: Any,
-        num_rows: Any,
-        row_bytes: Any,
-        num_lines: Any,
-        codes: Any,
-        codes_at: Any,
-        dim: Any,
-        base: Any,
-        next_at: Any,
-    ) -> Any:
-        """Write the codes of a tile as `largest_magnitude` has it to `codes` (uint8) from byte `codes_at`,
-        rows `dim` apart, and return that largest magnitude: whatever is larger than the format's largest
-        value has been written as nonsense. Ask for as many lines from byte `next_at` of the words on. Places
-        are not checked, and the last need not be one."""
-        del typing_context, words_at, num_rows, row_bytes, num_lines, codes_at, dim, base, next_at
-        place = types.intp
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, at, *sizes, target, target_at, code_row_bytes, first_exponent, ahead_at = arguments
+        num_lines = sizes[2]
+        ahead = address_in(context, builder, signature.args[0], values, ahead_at)
+        tile = _Rows(builder, address_in(context, builder, signature.args[0], values, at), *sizes)
+        into = address_in(context, builder, signature.args[5], target, target_at)
+        bases = shifted(builder, in_every_lane(builder, first_exponent, _WORDS), 7)
+        most = _Most(builder)
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            values, at, *sizes, target, target_at, code_row_bytes, first_exponent, ahead_at = arguments
-            num_lines = sizes[2]
-            ahead = address_in(context, builder, signature.args[0], values, ahead_at)
-            tile = _Rows(builder, address_in(context, builder, signature.args[0], values, at), *sizes)
-            into = address_in(context, builder, signature.args[5], target, target_at)
-            bases = shifted(builder, in_every_lane(builder, first_exponent, _WORDS), 7)
-            most = _Most(builder)
+        def write_line(address: Any, row: Any, line: Any) -> None:
+            number = builder.add(builder.mul(row, num_lines), line)
+            prefetch(builder, builder.gep(ahead, [times(builder, number, _LINE_BYTES)]))
+            loaded = load(builder, _WORDS, address)
+            most.take(loaded)
+            found = _emit_code(builder, loaded, bases)
+            begin = builder.gep(into, [builder.mul(row, code_row_bytes)])
+            store(builder, found, builder.gep(begin, [times(builder, line, LANES)]))
 
-            def write_line(address: Any, row: Any, line: Any) -> None:
-                number = builder.add(builder.mul(row, num_lines), line)
-                prefetch(builder, builder.gep(ahead, [times(builder, number, _LINE_BYTES)]))
-                loaded = load(builder, _WORDS, address)
-                most.take(loaded)
-                found = _emit_code(builder, loaded, bases, mantissa_bits)
-                begin = builder.gep(into, [builder.mul(row, code_row_bytes)])
-                store(builder, found, builder.gep(begin, [times(builder, line, LANES)]))
+        tile.each(write_line)
+        return most.value()
 
-            tile.each(write_line)
-            return most.value()
-
-        sizes = (place, place, place, place)
-        return types.uint16(words, *sizes, codes, place, place, types.uint16, place), generate
-
-    return write
-
-
-write_e4m3, write_e5m2 = _writer(3), _writer(2)
+    sizes = (place, place, place, place)
+    return types.uint16(words, *sizes, codes, place, place, types.uint16, place), generate

@@ -234,7 +234,7 @@ def coder_of(rule: Rule, head_dim: int, *, is_half: bool, tables: Sequence[bytes
             return ExactSegment(rule, head_dim)
         case "int":
             return IntSegment(rule, head_dim, is_half=is_half)
-        case "fp8_e4m3" | "fp8_e5m2":
+        case "fp8_e4m3":
             return Fp8Segment(rule, head_dim, is_half=is_half)
         case "transform":
             return TransformSegment(rule, head_dim, is_half=is_half, table=tables[rule.table])

@@ -194,16 +194,13 @@ class IntSegments:
 
 
 class Fp8Segment(_Tiled):
-    """Implements SegmentCoder with fp8, e4m3 or e5m2 (OCP 8-bit floating point), and a scale a tile."""
+    """Implements SegmentCoder with fp8, e4m3 (OCP 8-bit floating point), and a scale a tile."""
 
     _bits = 8
 
     def __init__(self, rule: Rule, head_dim: int, *, is_half: bool) -> None:
         super().__init__(rule, head_dim, is_half=is_half)
-        is_e4m3 = rule.coder == "fp8_e4m3"
-        self._mantissa_bits = 3 if is_e4m3 else 2
-        relative = 2.0 ** -(self._mantissa_bits + 1)
-        self.exactness = Exactness(False, relative + _ROUNDING, _SMALLEST_SCALE)
+        self.exactness = Exactness(False, 2.0**-4 + _ROUNDING, _SMALLEST_SCALE)  # half of the last bit of 3
 
     def joins(self, other: "Fp8Segment") -> bool:
         """Whether segments of both may be coded by one call. They are of one profile; `axis` is for int."""
@@ -235,9 +232,9 @@ class Fp8Segment(_Tiled):
         if not fp8_kernels().decode_fp8(*self._where(units), self._is_half, stored, stride):
             raise CodecError("quantised: too short, or a scale that is not finite")
 
-    def _where(self, units: Words) -> tuple[Words, int, int, int, int]:
+    def _where(self, units: Words) -> tuple[Words, int, int, int]:
         group_tokens = gcd(self._rule.group_tokens, units.shape[1])
-        return units, self._rule.first_head, self._rule.end_head, group_tokens, self._mantissa_bits
+        return units, self._rule.first_head, self._rule.end_head, group_tokens
 
 
 @cache

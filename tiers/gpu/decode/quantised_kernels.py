@@ -19,14 +19,14 @@ from ..device.launching import PRELUDE
 
 #: Columns of the table of segments, int32 each.
 COLUMNS = ("start", "first_head", "num_heads", "coder", "bits", "by_channel", "group_tokens", "num_tiles")
-CODERS = {"exact": 0, "int": 1, "fp8_e4m3": 2, "fp8_e5m2": 3}
+CODERS = {"exact": 0, "int": 1, "fp8_e4m3": 2}
 NAMES = ("kvtier_quantised_decode",)
 
 SOURCE = (
     PRELUDE
     + r"""
 struct Segment { int start, first_head, num_heads, coder, bits, by_channel, group_tokens, num_tiles; };
-static const int EXACT = 0, INT = 1, E4M3 = 2;
+static const int EXACT = 0, INT = 1;
 static const u32 WRONG = 1;
 
 __device__ static float power_of_two(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
@@ -111,8 +111,7 @@ extern "C" __global__ void kvtier_quantised_decode(
             value = float_of_half(offset) + (float)code * float_of_half(step);
         } else {
             if ((*scales & 0x7fff) >= 0x7c00) status[fragment] = WRONG;
-            const int mantissa_bits = s.coder == E4M3 ? 3 : 2;
-            const float magnitude = float_of(code & 0x7f, mantissa_bits, (1 << (6 - mantissa_bits)) - 1);
+            const float magnitude = float_of(code & 0x7f, 3, 7);
             const u32 sign = (code & 0x80) << 24;
             value = __uint_as_float(__float_as_uint(magnitude) | sign) * float_of_half(*scales);
         }
