@@ -30,7 +30,6 @@ MAX_GAPS = 16  # of one lookup; behind more of them nothing is found
 GONE_BEFORE_LOAD = "GONE_BEFORE_LOAD"  # cause of a miss: found by a lookup, evicted before the get
 
 Memory = Sequence[Any] | Pieces  # one buffer per block, or blocks in pieces
-_STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ class ChainStore:
             report = put(b"")
         if report is None:
             return Stored(num_known)
-        for outcome in set(report.outcomes) - set(_STORED):
+        for outcome in {outcome for outcome in report.outcomes if not outcome.is_kept}:
             self.guard.count(f"PUT_{outcome.name}", report.outcomes.count(outcome))
         return Stored(num_known + _num_leading_stored(report), report.num_stored)
 
@@ -207,5 +206,5 @@ def part(memory: Memory, first: int, last: int) -> Any:
 
 
 def _num_leading_stored(report: PutReport) -> int:
-    refused = (number for number, outcome in enumerate(report.outcomes) if outcome not in _STORED)
+    refused = (number for number, outcome in enumerate(report.outcomes) if not outcome.is_kept)
     return next(refused, len(report.outcomes))

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...v1.types import NamespaceIdentity, PutOutcome
+from ...v1.types import NamespaceIdentity
 from ..connector.opaque import opaque_geometry
 from ..sync import Client
 from ..values.namespace import Namespace
 
 _TAG = b"kvtier.lmcache.1"
-_KEPT = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class ChunkStore:
     def write(self, kind: ChunkKind, names: Sequence[bytes], buffers: Sequence[Any]) -> list[bool]:
         """Store chunks; return which are stored or about to be."""
         report = self._client.put(self._namespace(kind), names, list(buffers))
-        return [outcome in _KEPT for outcome in report.outcomes]
+        return [outcome.is_kept for outcome in report.outcomes]
 
     def promote(self, kind: ChunkKind, names: Sequence[bytes]) -> None:
         """Have the daemon bring chunks into memory; returns at once."""

@@ -25,8 +25,9 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.platform import create_event_notifier
 
 from ..connector.guard import Guard
+from ..connector.versions import check_version
 from .chunks import ChunkKind, ChunkStore, chunk_name
-from .options import ChunkOptions, check_version
+from .options import ChunkOptions
 
 MAX_QUEUED_TASKS = 256
 MAX_GAPS = 32  # in one lookup: keys that are missing before others that are there
@@ -65,7 +66,7 @@ class KvtierL2Adapter(L2AdapterInterface):
     def __init__(self, config: KvtierL2AdapterConfig, l1_memory_desc: Any = None) -> None:
         import lmcache
 
-        check_version(lmcache.__version__)
+        check_version("LMCache", lmcache.__version__)
         super().__init__()
         self.guard = Guard("kvtier.lmcache")
         self._options = config.options

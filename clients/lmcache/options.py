@@ -1,4 +1,4 @@
-"""What an LMCache user may say, and which LMCache we know. No lmcache here."""
+"""What an LMCache user may say. No lmcache here."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,6 @@ from ..options import Limits, Timeout
 from ..sync import Client
 from ..weights import checkpoint_digest, find_checkpoint
 
-SUPPORTED = ("0.5.",)  # of lmcache; the interfaces are experimental and change between minor versions
 TIMEOUT = Timeout(call_s=5.0, connect_s=0.5, grace_s=0.5)
 READER_STAGING_BYTES = 1 << 20  # of a client that puts nothing
 
@@ -44,10 +43,3 @@ class ChunkOptions:
             if self.weights:
                 raise
             return b""
-
-
-def check_version(version: str) -> None:
-    """Raise InvalidRequest unless `version` of lmcache is one we know."""
-    if not version.startswith(SUPPORTED):
-        known = ", ".join(f"{one}x" for one in SUPPORTED)
-        raise InvalidRequest(f"lmcache is {version}, kvtier's plug-ins speak {known}; use a matching kvtier")

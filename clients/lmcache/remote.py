@@ -18,9 +18,10 @@ from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorCont
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from ..connector.guard import Guard
+from ..connector.versions import check_version
 from ..errors import InvalidRequest
 from .chunks import ChunkKind, ChunkStore, chunk_name
-from .options import ChunkOptions, check_version
+from .options import ChunkOptions
 
 T = TypeVar("T")
 SCHEME = "plugin://kvtier"
@@ -46,7 +47,7 @@ class KvtierConnector(RemoteConnector):
     def __init__(self, context: ConnectorContext) -> None:
         import lmcache
 
-        check_version(lmcache.__version__)
+        check_version("LMCache", lmcache.__version__)
         config, metadata = context.config, context.metadata
         if config is None or metadata is None:
             raise InvalidRequest("LMCache gave neither configuration nor metadata")

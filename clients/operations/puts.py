@@ -33,7 +33,6 @@ from .base import Operations, milliseconds
 from .effects import Attachment, Operation, Receive, Send, Work
 
 MAX_IN_FLIGHT = 2
-_GOES_ON = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
 
 
 @dataclass(slots=True)
@@ -173,7 +172,7 @@ class _Put:
         return outcomes_of(answer.message.outcomes, len(piece.blocks))
 
     def _refused(self) -> bool:
-        return bool(self.outcomes) and self.outcomes[-1] not in _GOES_ON
+        return bool(self.outcomes) and not self.outcomes[-1].is_kept
 
     def _abandon(self) -> Operation[None]:
         """One piece failed. Wait for the others, whatever becomes of them: the first failure is told."""

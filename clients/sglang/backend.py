@@ -19,10 +19,10 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 from ...v1.types import NamespaceIdentity
 from ..connector.chain_store import ChainStore
 from ..connector.guard import Guard, harmless
+from ..connector.versions import check_version
 from .identity import (
     KV_POOL,
     StorageOptions,
-    check_version,
     hash_of,
     namespace_of,
     run_of_server,
@@ -48,7 +48,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
     def __init__(self, storage_config: Any, kwargs: dict[str, Any] | None = None) -> None:
         """Raises InvalidRequest for bad settings, an untested SGLang, or weights that are not found: mistakes
         to be seen when the backend is attached. An appliance that is not there is no mistake."""
-        check_version(version("sglang"))
+        check_version("SGLang", version("sglang"))
         self.options = StorageOptions.from_config(storage_config.extra_config)
         self.config = storage_config
         self.guard = Guard(__name__)

@@ -22,7 +22,6 @@ from ..connector.opaque import opaque_identity
 from ..connector.plugin_options import ChainOptions, bad_option, options_from
 
 FORMAT = 1  # of a page as a block; raise it when the same bytes would mean something else
-SUPPORTED_SGLANG = ("0.5.23",)
 KV_POOL = "kv"
 SHARDED_POOLS = ("mamba",)  # a shard per rank even where the KV is replicated
 
@@ -40,15 +39,6 @@ class StorageOptions(ChainOptions):
         if not isinstance(settings, Mapping):
             raise bad_option(f'"kvtier" in the extra config must be an object of settings, is {settings!r}')
         return options_from(cls, settings, "the kvtier backend")
-
-
-def check_version(version: str) -> None:
-    """Raise InvalidRequest unless this version's storage interface is one that is tested."""
-    if version not in SUPPORTED_SGLANG:
-        raise bad_option(
-            f"this kvtier knows the storage interface of SGLang {', '.join(SUPPORTED_SGLANG)}, "
-            f"found {version}; install a matching pair"
-        )
 
 
 def namespace_of(

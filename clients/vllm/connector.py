@@ -34,6 +34,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from ...v1.types import NamespaceIdentity
 from ..aio import AsyncClient
 from ..connector.guard import Defects, harmless
+from ..connector.versions import check_version
 from ..errors import KvtierError
 from ..options import Timeout
 from .counters import Counters
@@ -46,7 +47,6 @@ from .scheduler.agent import Agent
 from .scheduler.events import event_of
 from .scheduler.saving import Saver
 from .scheduler.side import MISS, SchedulerSide
-from .versions import check_version
 from .worker.pages import LayerView, PagedGroup
 from .worker.side import WorkerSide, client_of
 from .worker.transfers import transfers_of
@@ -115,7 +115,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        check_version(vllm_version)
+        check_version("vLLM", vllm_version)
         transfer = self._kv_transfer_config
         self.options = Options.from_config(transfer.kv_connector_extra_config or {})
         self.counters = Counters()

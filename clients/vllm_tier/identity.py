@@ -15,7 +15,7 @@ from typing import Any
 
 from ...v1.types import NamespaceIdentity
 from ..connector.opaque import opaque_identity
-from ..vllm.versions import SUPPORTED
+from ..connector.versions import check_version
 from .options import TierOptions
 
 FORMAT = 1  # of a row as a block; raise it when the same bytes would mean something else
@@ -51,9 +51,9 @@ def identity_of(
     """Return the identity for an OffloadingConfig. Reads the weights unless their digest was given.
 
     `device` names the kind of device and, where it shapes the KV, its instruction set. Raises InvalidRequest
-    when the weights are not found, ValueError for a version of vLLM that was never tested.
+    when the weights are not found, PreconditionFailed for a version of vLLM that was never tested.
     """
-    check_version(vllm_version)
+    check_version("vLLM", vllm_version)
     facts = {
         "format": FORMAT,
         "engine": ".".join(vllm_version.split(".")[:2]),
@@ -75,15 +75,6 @@ def identity_of(
         group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups
     }
     return TierIdentity(options.weights_of(config.model.name), facts, row_bytes, chunk_tokens)
-
-
-def check_version(vllm_version: str) -> None:
-    """Raise ValueError unless this version's interface of tiers is one that is tested."""
-    if not vllm_version.startswith(tuple(f"{supported}." for supported in SUPPORTED)):
-        raise ValueError(
-            f"this kvtier knows the tiers of vLLM {', '.join(SUPPORTED)}, found {vllm_version}; "
-            "install a matching pair"
-        )
 
 
 def host_device(kind: str, instructions: str = "") -> str:

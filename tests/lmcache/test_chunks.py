@@ -9,7 +9,7 @@ import pytest
 
 from kvtier.clients import InvalidRequest
 from kvtier.clients.lmcache.chunks import ChunkKind, ChunkStore, chunk_name
-from kvtier.clients.lmcache.options import ChunkOptions, check_version
+from kvtier.clients.lmcache.options import ChunkOptions
 from kvtier.testing import FakeAppliance
 
 CHUNK_BYTES = 24 << 10
@@ -95,10 +95,3 @@ def test_weights_are_found_by_name_or_told(tmp_path: Path, monkeypatch: pytest.M
     assert ChunkOptions("t").weights_digest("nobody/knows") == b""
     with pytest.raises(InvalidRequest, match="neither a local path nor in the cache"):
         ChunkOptions("t", weights="nobody/knows").weights_digest("a model")
-
-
-def test_unknown_versions_are_refused() -> None:
-    check_version("0.5.6")
-    for version in ("0.4.9", "0.6.0", "1.0"):
-        with pytest.raises(InvalidRequest, match=r"plug-ins speak 0\.5\.x"):
-            check_version(version)

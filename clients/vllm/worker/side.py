@@ -28,7 +28,6 @@ from .threads import run_aside
 from .transfers import LOAD_STAGING_BYTES, Fetch, Store, Transfer
 
 HASH_BYTES = 32
-STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
 AGAIN = {PutOutcome.NO_ROOM: Again.REST, PutOutcome.PARENT_MISSING: Again.ALL}
 SILENT_TIMEOUT_S = 0.5  # while the daemon does not answer: shared memory may still do
 #: Of one commit: one call for most prompts, and still in the processor's cache when the daemon reads it.
@@ -220,7 +219,7 @@ class WorkerSide:
         self._counters.add("save_blocks_deduplicated", report.num_deduplicated)
         self._counters.add("save_blocks_refused", report.num_refused)
         for number, outcome in enumerate(report.outcomes):
-            if outcome not in STORED:
+            if not outcome.is_kept:
                 return Ack(1, number, AGAIN.get(outcome, Again.NOTHING))
         return Ack(1, len(report.outcomes))
 

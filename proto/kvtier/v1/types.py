@@ -104,6 +104,11 @@ class PutOutcome(IntEnum):
     FAILED = 7
     DECLINED = 8  # what is stored is worth more to the appliance than this block
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the block is stored now, or is about to be."""
+        return self in (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:

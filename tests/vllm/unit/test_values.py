@@ -17,7 +17,6 @@ from kvtier.clients.vllm.groups import Group, alignment_of, groups_of, why_not
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Acks, Again
 from kvtier.clients.vllm.scheduler.sessions import turn_of
-from kvtier.clients.vllm.versions import SUPPORTED, check_version
 from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
 
 MODEL = bytes(range(32))
@@ -54,17 +53,6 @@ def test_options_come_from_the_engines_config() -> None:
 def test_wrong_options_are_refused_with_the_fix(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         Options.from_config(extra, {})
-
-
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.7+cpu", "0.32.1.dev3+g123"])
-def test_known_versions_are_served(version: str) -> None:
-    assert check_version(version) == "0.32"
-
-
-@pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "0.320.0", "1.0", "dev"])
-def test_unknown_versions_are_refused_by_name(version: str) -> None:
-    with pytest.raises(PreconditionFailed, match=re.escape(f"vLLM {version}, only with {SUPPORTED[0]}")):
-        check_version(version)
 
 
 # ------------------------------------------------------------------------------------------- groups
