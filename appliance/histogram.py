@@ -1,7 +1,8 @@
 """Histogram: how long something takes, counted in buckets.
 
 prometheus_client's own Histogram was rejected for what happens thousands of times a second: its labels, its
-lock and its search cost five times what this does (`python -m bench.sight`). Its exposition is used.
+lock and its search cost five times what this does (`python -m bench.observation_cost`). Its exposition is
+used.
 """
 
 from bisect import bisect_left

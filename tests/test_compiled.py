@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "setup.py"
+#: A test that sets a constant of a module.
+PATCH = re.compile(r'set(?:attr|item)\((?:vars\()?(\w+)\)?, "([A-Z_]+)"')
 
 
 def constant(name: str) -> Any:
@@ -19,6 +22,12 @@ def constant(name: str) -> Any:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name:
             return ast.literal_eval(statement.value)
     raise AssertionError(f"setup.py has no {name}")
+
+
+def compiled() -> dict[Path, ast.Module]:
+    """Return the modules that are compiled, parsed."""
+    paths = {path for pattern in constant("COMPILED") for path in ROOT.glob(pattern)}
+    return {path: ast.parse(path.read_text()) for path in paths if path.name not in constant("INTERPRETED")}
 
 
 @pytest.mark.parametrize("pattern", constant("COMPILED"))
@@ -44,3 +53,30 @@ def test_an_editable_install_is_never_compiled(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "not for editable installs" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_no_compiled_function_sets_a_variable_of_another() -> None:
+    """mypyc compiles `nonlocal` into something else without a word."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, module in compiled().items()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Nonlocal)
+    ]
+    assert found == []
+
+
+def test_no_constant_that_a_test_sets_is_final_where_it_is_compiled() -> None:
+    """mypyc writes the value of a Final into the code: what a test sets then changes nothing."""
+    finals = {
+        (path.stem, ast.unparse(node.target))
+        for path, module in compiled().items()
+        for node in module.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith("Final")
+    }
+    assert len(finals) > 5
+    set_by_tests = {
+        found for path in (ROOT / "tests").rglob("*.py") for found in PATCH.findall(path.read_text())
+    }
+    assert ("put_job", "MIN_RUN") in set_by_tests
+    assert finals & set_by_tests == set()

@@ -1,6 +1,6 @@
-"""What being seen costs: per call, per request, per scrape.
+"""What metrics and telemetry cost: per call, per request, per scrape.
 
-    python -m bench.sight [--blocks 1000000]
+    python -m bench.observation_cost [--blocks 1000000]
 
 The first table is what requests pay: one observation of a duration, and the telemetry of one step beside the
 step itself, for chains of 64 blocks. The second is what lookers pay, on the daemon's loop: counting the bytes
@@ -29,7 +29,7 @@ from .catalog import CHAIN, CatalogRig
 from .machine import describe
 from .table import render
 
-COMMAND = "python -m bench.sight"
+COMMAND = "python -m bench.observation_cost"
 NUM_OBSERVATIONS = 200_000
 NUM_REQUESTS = 2_000
 ROUNDS = 5  # the quickest counts: the others were disturbed
