@@ -125,6 +125,18 @@ def test_the_second_memory_is_read_in_place_without_a_call(filled: Daemon) -> No
         assert whole == data_of(in_cxl[0]).tobytes()
 
 
+def test_a_chain_that_is_read_again_in_the_second_memory_comes_up_to_dram(filled: Daemon) -> None:
+    with Client(filled.target, timeout=PATIENT, shared_memory=False) as client:
+        namespace = client.register(IDENTITY)
+        chain = next(c for c in range(NUM_CHAINS) if set(labels(client, namespace, c)) == {"cxl"})
+
+        def is_in_dram_when_read() -> bool:
+            np.testing.assert_array_equal(client.get(namespace, names_of(chain)).data, data_of(chain))
+            return set(labels(client, namespace, chain)) == {"dram"}
+
+        until(is_in_dram_when_read)
+
+
 def test_a_client_without_shared_memory_learns_the_same_tiers(filled: Daemon) -> None:
     with Client(filled.target, timeout=PATIENT, shared_memory=False) as client:
         assert [(info.tier.label, info.kind) for info in client.info.ladder] == [
