@@ -7,8 +7,8 @@ A load of encoded fragments takes reading less and decoding: stored / bandwidth 
 codec, a slow one the densest. Speeds come from a short measurement on values like KV when the first
 namespace of a dtype turns up, and then from the records themselves; the bandwidth from the mover, the room
 from what fragments were seen to need. Looked at again every quarter of a minute, and only then, so that
-what is written does not change form with every burst. Speeds are kept beside the cold store
-(codec_speeds.py): a daemon that starts again stores its first block as it stored its last.
+what is written does not change form with every burst. What is written before the first measurement, about a
+second after a start, is stored as it is.
 
 A namespace that names a profile is stored by it wherever `auto` would decide: a calibrated profile is meant
 to save room, and what is left to read is a quarter. A codec that is named by a rule is meant, and exact.
@@ -32,7 +32,6 @@ from ..appliance import Appliance
 from ..config import CompressionSettings
 from ..core.encodings import Encoding
 from ..core.events import CompressionChosen
-from ..persisted.codec_speeds import SpeedFile
 from ..transfer.lanes import EdgeStatistics
 from .codec_trials import compile_apart, decode_speed
 
@@ -123,7 +122,6 @@ class CodecSelection:
         dtypes: Callable[[], set[str]],
         edges: Callable[[], list[EdgeStatistics]],
         num_threads: int,
-        kept: SpeedFile,
     ) -> None:
         self._settings = settings
         self._appliance = appliance
@@ -131,13 +129,9 @@ class CodecSelection:
         self._dtypes = dtypes
         self._edges = edges
         self._num_threads = num_threads
-        self._kept = kept
-        self._speeds = kept.read(CANDIDATES)
-        self._measured: set[tuple[str, str]] = set()  # by this daemon
+        self._speeds: dict[tuple[str, str], float] = {}
         self._expected: frozenset[str] = frozenset()
-        self._chosen = CodecChoice(
-            settings, dict(self._speeds), num_threads=num_threads, profiled=codecs.profiled
-        )
+        self._chosen = CodecChoice(settings, num_threads=num_threads, profiled=codecs.profiled)
         self._appliance.step(CompressionChosen(self._chosen))
 
     @property
@@ -192,24 +186,13 @@ class CodecSelection:
     async def _measure(self, dtypes: set[str]) -> None:
         if self._settings.codec != "auto" and all(rule.codec != "auto" for rule in self._settings.rules):
             return
-        new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - self._measured
+        new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - set(self._speeds)
         await compile_apart([(name, dtype) for dtype, name in sorted(new)])
         for dtype, name in sorted(new):
             self._speeds[dtype, name] = await asyncio.to_thread(decode_speed, name, dtype)
-            self._measured.add((dtype, name))
             if speed := self._speeds[dtype, name]:
                 log.info("codec %s decodes %s at %.1f GB/s", name, dtype, speed / 1e9)
-        if new:
-            await self._keep()
         for statistics in self._codecs.statistics():
             if statistics.decoded_raw_bytes >= MIN_DECODED_BYTES and statistics.decode_s > 0:
                 for dtype in dtypes:
                     self._speeds[dtype, statistics.name] = statistics.decoded_raw_bytes / statistics.decode_s
-
-    async def _keep(self) -> None:
-        """Write the speeds; a cancelled call still waits, as the directory may soon be another daemon's."""
-        writing = asyncio.ensure_future(asyncio.to_thread(self._kept.write, dict(self._speeds)))
-        try:
-            await asyncio.shield(writing)
-        finally:
-            await asyncio.wait([writing])

@@ -15,7 +15,6 @@ from ..config import Settings, bandwidth_shares_of
 from ..core.planner import Planner
 from ..errors import StartError
 from ..event_log import EventLog
-from ..persisted.codec_speeds import SpeedFile
 from ..scrubber import Scrubber
 from ..security.key_rotation import KeyRotation
 from ..server.local_server import LocalOptions
@@ -78,7 +77,6 @@ def build_codec_selection(
         lambda: {namespace.identity.geometry.dtype for namespace in planner.catalog.namespaces.values()},
         appliance.mover.statistics,
         min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),
-        SpeedFile(cold_path(settings)),
     )
 
 

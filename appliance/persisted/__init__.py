@@ -1,5 +1,5 @@
-"""Small files beside the cold store that a restart reads: learned policies, codec speeds, bytes written.
+"""Small files beside the cold store that a restart reads: learned policies, bytes written.
 
 None of them can fail a start: a damaged file is reported and replaced.
-Imported by `compression` and `host`.
+Imported by `host`.
 """
