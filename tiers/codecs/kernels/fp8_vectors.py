@@ -145,10 +145,12 @@ def write_codes(
     base: Any,
     next_at: Any,
 ) -> Any:
-    """Write the codes of a tile as `largest_magnitude` has it to `codes` (uint8) from byte `codes_at`,
-    rows `dim` apart, and return that largest magnitude: whatever is larger than 448 has been
-    written as nonsense. Ask for as many lines from byte `next_at` of the words on. Places
-    are not checked, and the last need not be one."""
+    """Write the codes of a tile to `codes` (uint8) and return its largest magnitude.
+
+    The tile is as `largest_magnitude` has it; its codes begin at byte `codes_at`, rows `dim` apart. What is
+    larger than 448 has been written as nonsense. Asks for as many lines from byte `next_at` of the words on.
+    Places are not checked, and the last need not be one.
+    """
     del typing_context, words_at, num_rows, row_bytes, num_lines, codes_at, dim, base, next_at
     place = types.intp
 
