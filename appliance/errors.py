@@ -25,6 +25,8 @@ from google.rpc import error_details_pb2, status_pb2
 from ..v1 import types_pb2
 from .core.results import Refusal
 
+#: Trailing metadata that gRPC's own retries obey: milliseconds to wait, or -1 where a retry is useless.
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
 DETAIL_KEY = "kvtier-error-bin"  # trailing metadata: a serialized ErrorDetail
 STATUS_KEY = "grpc-status-details-bin"  # where gRPC's own tools look for google.rpc.Status
 ERROR_DOMAIN = "kvtier"
@@ -287,9 +289,11 @@ def to_status(problem: ApplianceError) -> status_pb2.Status:
     return status
 
 
-def trailing_metadata(problem: ApplianceError) -> tuple[tuple[str, bytes], ...]:
-    """Return the two entries that carry the error's details beside a gRPC status."""
+def trailing_metadata(problem: ApplianceError) -> tuple[tuple[str, str | bytes], ...]:
+    """Return the entries that carry the error's details beside a gRPC status."""
+    retry_ms = round(problem.retry_after_s * 1000) if problem.retry_after_s > 0 else -1
     return (
+        (PUSHBACK_KEY, str(retry_ms)),
         (DETAIL_KEY, to_detail(problem).SerializeToString()),
         (STATUS_KEY, to_status(problem).SerializeToString()),
     )

@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from ..v1.arguments import number, whole
 
+_MAX_ATTEMPTS = 5  # gRPC's own limit
 SERVICE = "kvtier.v1.KVCacheService"
+CONNECTING = ("GetServerInfo", "OpenClient")
 IDEMPOTENT = (
-    "GetServerInfo",
-    "OpenClient",
     "CloseClient",
     "RegisterNamespace",
     "Lookup",
@@ -36,7 +37,10 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often to try. A broken connection is tried anew at once; an overloaded daemon never is."""
+    """How often to try. A broken connection is tried anew at once.
+
+    An overloaded daemon is not, but for connecting over gRPC, which waits as the daemon says.
+    """
 
     num_attempts: int = 2
     backoff_s: float = 0.02  # gRPC only: first pause; doubles each time
@@ -78,14 +82,24 @@ def plugin_connect_s(call_s: float) -> float:
 
 
 def service_config(retry: Retry) -> str:
-    """Return the gRPC service config: UNAVAILABLE is retried, for idempotent calls only."""
-    policy = {
-        "maxAttempts": min(5, max(2, retry.num_attempts)),
+    """Return the gRPC service config: UNAVAILABLE is retried, for idempotent calls only.
+
+    The calls that connect are retried under overload, too: of clients that start together, most are told to
+    come again.
+    """
+    policy: dict[str, Any] = {
+        "maxAttempts": min(_MAX_ATTEMPTS, max(2, retry.num_attempts)),
         "initialBackoff": f"{retry.backoff_s}s",
         "maxBackoff": f"{retry.max_backoff_s}s",
         "backoffMultiplier": 2,
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
-    names = [{"service": SERVICE, "method": method} for method in IDEMPOTENT]
-    config = {"methodConfig": [{"name": names, "retryPolicy": policy}]} if retry.num_attempts > 1 else {}
-    return json.dumps(config)
+    connecting = policy | {
+        "maxAttempts": _MAX_ATTEMPTS,
+        "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+    }
+    configs = [
+        {"name": [{"service": SERVICE, "method": method} for method in methods], "retryPolicy": one}
+        for methods, one in ((IDEMPOTENT, policy), (CONNECTING, connecting))
+    ]
+    return json.dumps({"methodConfig": configs} if retry.num_attempts > 1 else {})
