@@ -55,8 +55,8 @@ class Authenticator:
         self, settings: AccessSettings, tenants: Mapping[str, Tenant], own_uid: int | None = None
     ) -> None:
         """Raises StartError when the token file cannot be read. `own_uid`: the daemon's by default."""
-        own = {f"uid:{ROOT}", f"uid:{os.getuid() if own_uid is None else own_uid}"}
-        self._admins = {*settings.admin} or own
+        self._own_uids = {ROOT, os.getuid() if own_uid is None else own_uid}
+        self._admins = {*settings.admin} or {f"uid:{uid}" for uid in self._own_uids}
         self.tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
         self.adopt(tenants)
 
@@ -86,6 +86,17 @@ class Authenticator:
         identities = (f"uid:{uid}", f"gid:{gid}")
         tenants = [self._tenant_of[identity] for identity in identities if identity in self._tenant_of]
         return self._principal(f"uid {uid}", tenants[:1], not self._admins.isdisjoint(identities))
+
+    def is_stranger(self, uid: int, gid: int, may_have_token: bool = False) -> bool:
+        """Return whether a process on this host has no use for a socket: there are tenants, it is of none of
+        them, no administrator, not root and not the daemon's own user.
+
+        With `may_have_token`, at a socket that takes tokens, where there are some, no process is a stranger.
+        """
+        if not self._has_tenants or uid in self._own_uids or (may_have_token and self.tokens is not None):
+            return False
+        principal = self.of_peer(uid, gid)
+        return principal.tenancy is None and not principal.is_admin
 
     def of_certificate(self, names: Iterable[str]) -> Principal:
         """Return the principal of a verified client certificate with these names (dns:..., uri:...).

@@ -33,6 +33,16 @@ class Right(NamedTuple):
         elif self.role is Role.TENANT:
             tenancy_of(principal)
 
+    def lane(self, principal: Principal) -> str:
+        """Return the queue in which a caller's calls of this kind wait.
+
+        What gives something back and what administrates has its own: it gets its turn while other calls of
+        the same caller are refused.
+        """
+        if self.role is Role.ADMIN:
+            return f"administrator {principal.name}"
+        return principal.name if self.is_limited else f"{principal.name}, giving back"
+
 
 _ASKS = Right(Role.TENANT, "UNKNOWN_CLIENT", is_limited=True)
 _GIVES_BACK = Right(Role.TENANT, "UNKNOWN_CLIENT")

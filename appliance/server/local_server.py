@@ -36,12 +36,16 @@ from ..security.rights import limited_calls
 from ..transfer.lanes import Route
 from .cache_service import CacheService
 from .intent_service import IntentService
-from .local_connection import LocalConnection
+from .local_connection import LocalConnection, peer_of
 from .ports import PagesPort
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 128
+BACKLOG = 4096  # at most net.core.somaxconn; a client that finds it full fails at once
+MAX_ACCEPTED = 64  # connections accepted before the event loop goes on
+#: Connections of users that belong to no tenant, where there are tenants: they are told so, and closed.
+MAX_STRANGERS = 16
+MAX_PREFAULTS = 2  # at a time: they take threads that others need, too
 ATTACH_TIMEOUT_S = 5.0
 MAX_DOMAINS = 256
 REST_S = 1.0  # after a connection could not be accepted
@@ -83,6 +87,9 @@ class LocalServer:
         self.options = options
         self._access = access
         self._rates = rates
+        self._strangers: set[LocalConnection] = set()
+        self._prefaults = asyncio.Semaphore(MAX_PREFAULTS)
+        self._prefaulting: set[asyncio.Task[None]] = set()
         self._domains: set[str] = set()
         self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
         self._direct: PagesPort | None = None
@@ -126,22 +133,38 @@ class LocalServer:
             await asyncio.wait(self._attaching)
 
     def _accept(self) -> None:
+        """Accept the connections that wait, up to MAX_ACCEPTED of them."""
         assert self._socket is not None
-        try:
-            accepted, _ = self._socket.accept()
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as problem:  # out of descriptors: the peer waits in the backlog
-            log.warning("cannot accept a local client: %s; raise `ulimit -n`", problem.strerror)
-            rest(self._socket, self._accept)
-            return
+        for _ in range(MAX_ACCEPTED):
+            try:
+                accepted, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as problem:  # out of descriptors: the peer waits in the backlog
+                log.warning("cannot accept a local client: %s; raise `ulimit -n`", problem.strerror)
+                rest(self._socket, self._accept)
+                return
+            self._admit(accepted)
+
+    def _admit(self, accepted: socket.socket) -> None:
+        """Serve an accepted connection, or close it where there are too many."""
         accepted.setblocking(False)
+        _, uid, gid = peer_of(accepted)
+        is_stranger = self._access.is_stranger(uid, gid)
+        if is_stranger and len(self._strangers) >= MAX_STRANGERS:
+            self.counters["of no tenant"] += 1
+            if is_power_of_two(self.counters["of no tenant"]):  # a flood does not fill the log
+                log.warning("closed a connection to %s: uid %d belongs to no tenant", self.path, uid)
+            accepted.close()
+            return
         if len(self.connections) >= self.options.max_connections:
             self.counters["too many connections"] += 1
             accepted.close()
             return
         connection = LocalConnection(accepted, self._answer, self._closed, self._service.call_latencies)
         self.connections.add(connection)
+        if is_stranger:
+            self._strangers.add(connection)
         loop = asyncio.get_running_loop()
         loop.call_later(ATTACH_TIMEOUT_S, self._expect_attached, connection)
 
@@ -151,6 +174,7 @@ class LocalServer:
 
     def _closed(self, connection: LocalConnection, reason: str) -> None:
         self.connections.discard(connection)
+        self._strangers.discard(connection)
         self.counters[reason] += 1
         client = connection.caller.client
         if client is not None:
@@ -238,6 +262,8 @@ class LocalServer:
             connection.reply_error(frame, _bug(frame))
         connection.flush()
         connection.resume()
+        if connection in self._strangers:  # it was told why
+            connection.close("of no tenant")
 
     async def _open_client(
         self, connection: LocalConnection, frame: Frame, request: local_pb2.AttachRequest
@@ -257,10 +283,8 @@ class LocalServer:
         memory = service.memory(service.ladder.put_tier)
 
         def make() -> tuple[StagingExtent, int]:
-            # Fresh pages come at 0.4 GB/s: far too slow for the event loop.
             staging = StagingExtent(staging_bytes)
             try:
-                staging.prefault()
                 return staging, memory.index_for(number).descriptor
             except SharedMemoryError:
                 staging.close()
@@ -292,6 +316,24 @@ class LocalServer:
             ladder=service.tiers.announcement(),
         )
         connection.reply(frame, response, fds=(staging.descriptor, index))
+        task = asyncio.get_running_loop().create_task(self._prefault(connection, staging))
+        self._prefaulting.add(task)
+        task.add_done_callback(self._prefaulting.discard)
+
+    async def _prefault(self, connection: LocalConnection, staging: StagingExtent) -> None:
+        """Allocate a client's staging, a few at a time.
+
+        The client has its answer: fresh pages come at 0.4 GB/s, and of clients that come together the last
+        ones would have waited for the staging of all others.
+        """
+        async with self._prefaults:
+            if connection.closed:
+                return
+            try:
+                await asyncio.to_thread(staging.prefault)
+            except SharedMemoryError as problem:
+                log.warning("a local client was closed: %s", problem)
+                connection.close("no memory for staging")
 
     def _map_extents(self, connection: LocalConnection, frame: Frame) -> None:
         request = local_pb2.MapExtentsRequest.FromString(frame.payload)
@@ -325,6 +367,11 @@ def rest(listener: socket.socket, accept: Callable[[], None]) -> None:
             loop.add_reader(listener, accept)
 
     loop.call_later(REST_S, go_on)
+
+
+def is_power_of_two(number: int) -> bool:
+    """Return whether an event that happened `number` times is to be reported again."""
+    return number & (number - 1) == 0
 
 
 def remove_stale_socket(path: Path) -> None:

@@ -18,13 +18,15 @@ import logging
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import StartError
 from .local_connection import peer_of
-from .local_server import remove_stale_socket, rest
+from .local_server import BACKLOG, MAX_ACCEPTED, MAX_STRANGERS, is_power_of_two, remove_stale_socket, rest
+from .streams import Shares
 
 if TYPE_CHECKING:
     from ..security.principals import Principal
@@ -33,18 +35,31 @@ log = logging.getLogger(__name__)
 
 INNER_SUFFIX = ".grpc"
 CHUNK_BYTES = 256 << 10
-BACKLOG = 128
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024  # a user may have as many as it leaves free: alone a half
 
 
 class PeerCredentialProxy:
-    """Listens at `path`; the server behind it listens at `inner`."""
+    """Listens at `path`; the server behind it listens at `inner`.
 
-    def __init__(self, path: Path, mode: int, principal_of_user: "Callable[[int, int], Principal]") -> None:
+    Of users for whom `is_stranger(uid, gid)` is true, it takes MAX_STRANGERS connections in all, on which
+    each call is answered with the reason; further ones are closed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        mode: int,
+        principal_of_user: "Callable[[int, int], Principal]",
+        is_stranger: Callable[[int, int], bool] = lambda uid, gid: False,
+    ) -> None:
         self.path = path
         self.inner = path.with_name(path.name + INNER_SUFFIX)
         self._mode = mode
+        self.counters: Counter[str] = Counter()  # connections that were closed at once, by reason
         self._principal_of_user = principal_of_user
+        self._is_stranger = is_stranger
+        self._shares = Shares(MAX_CONNECTIONS)
+        self._num_strangers = 0
         self._socket: socket.socket | None = None
         self._peers: dict[str, tuple[int, int]] = {}  # user and group, by gRPC's name of a connection
         self._connections: set[_ProxiedConnection] = set()
@@ -96,23 +111,47 @@ class PeerCredentialProxy:
             connection.close()
 
     def _accept(self) -> None:
+        """Accept the connections that wait, up to MAX_ACCEPTED of them."""
         assert self._socket is not None
-        try:
-            outer, _ = self._socket.accept()
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as problem:  # out of descriptors: the peer waits in the backlog
-            log.warning("cannot accept a client: %s; raise `ulimit -n`", problem.strerror)
-            rest(self._socket, self._accept)
-            return
+        for _ in range(MAX_ACCEPTED):
+            try:
+                outer, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as problem:  # out of descriptors: the peer waits in the backlog
+                log.warning("cannot accept a client: %s; raise `ulimit -n`", problem.strerror)
+                rest(self._socket, self._accept)
+                return
+            self._admit(outer)
+
+    def _admit(self, outer: socket.socket) -> None:
+        """Join an accepted connection to the server, or close it when its user may have no more."""
+        _, uid, gid = peer_of(outer)
+        user, is_stranger = f"uid {uid}", self._is_stranger(uid, gid)
+        if is_stranger and self._num_strangers >= MAX_STRANGERS:
+            self._turn_away(outer, "of_no_tenant", f"{user} belongs to no tenant")
+        elif not self._shares.take(user, 1):
+            self._turn_away(outer, "too_many", f"{user} has too many connections")
+        else:
+            self._num_strangers += is_stranger
+            self._join(outer, uid, gid, is_stranger)
+
+    def _turn_away(self, outer: socket.socket, reason: str, why: str) -> None:
+        outer.close()
+        self.counters[reason] += 1
+        if is_power_of_two(self.counters[reason]):  # a flood does not fill the log
+            log.warning("closed a connection to %s: %s (%d such)", self.path, why, self.counters[reason])
+
+    def _leave(self, uid: int, is_stranger: bool) -> None:
+        self._shares.give(f"uid {uid}", 1)
+        self._num_strangers -= is_stranger
+
+    def _join(self, outer: socket.socket, uid: int, gid: int, is_stranger: bool) -> None:
         inner: socket.socket | None = None
         name = f"kvtier-{secrets.token_hex(16)}"
         try:
-            if len(self._connections) >= MAX_CONNECTIONS:
-                raise OSError("too many connections")
             inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             outer.setblocking(False)
-            _, uid, gid = peer_of(outer)
             inner.bind(f"\0{name}")
             inner.connect(str(self.inner))
         except OSError as problem:  # the server ends, or its backlog is full
@@ -120,6 +159,7 @@ class PeerCredentialProxy:
             outer.close()
             if inner is not None:
                 inner.close()
+            self._leave(uid, is_stranger)
             return
         peer = f"unix-abstract:{name}"
         self._peers[peer] = (uid, gid)
@@ -127,6 +167,7 @@ class PeerCredentialProxy:
         def ended(connection: "_ProxiedConnection") -> None:
             self._connections.discard(connection)
             del self._peers[peer]
+            self._leave(uid, is_stranger)
 
         self._connections.add(_ProxiedConnection(outer, inner, ended))
 

@@ -260,3 +260,19 @@ def test_plain_tcp_must_be_spelled_out() -> None:
         {"listen": ["unix:///tmp/k.sock"], **MEMORY, "tenants": {"a": {"members": ["uid:1"]}}}
     )
     assert with_tenants.socket_mode == 0o666, "tenants run as other users; the kernel says who they are"
+
+
+def test_a_stranger_is_of_no_tenant_no_administrator_not_root_and_not_the_daemons_user() -> None:
+    tenants = {"acme": {"members": ["uid:1001", "gid:500"]}}
+    access = access_of(tenants, admin=["uid:1234"])
+    assert access.is_stranger(1003, 7)
+    members = ((1001, 7), (1003, 500), (1234, 7), (0, 0), (DAEMON_UID, 7))
+    assert not any(access.is_stranger(uid, gid) for uid, gid in members)
+    assert not access_of({}).is_stranger(1003, 7), "without tenants all are of the common one"
+
+
+def test_where_tokens_are_taken_no_user_is_a_stranger(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"ops {hash_of(make_token())}\n")
+    access = access_of({"acme": {"members": ["token:ops"]}}, tokens=str(tmp_path / "tokens"))
+    assert access.is_stranger(1003, 7)
+    assert not access.is_stranger(1003, 7, may_have_token=True)
