@@ -7,17 +7,21 @@ A method of the .proto without a handler fails at start, not at the first call. 
 classes were rejected: thirty methods of the same two lines.
 """
 
+import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from time import monotonic_ns
 from typing import Any, Final, TypeAlias
 
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from ...v1 import admin_pb2, events_pb2, kvcache_pb2
 from ...v1.conversions import urgency_to_wire
@@ -25,17 +29,21 @@ from ...v1.local import MAX_PAYLOAD_BYTES
 from ..errors import REASONS, ApplianceError, error, trailing_metadata
 from ..event_log import EventLog
 from ..security.callers import Caller, CallRates
-from ..security.rights import Right, right_of
+from ..security.rights import Right, Role, right_of
 from .access_log import AccessLog, BlockAccess
+from .admission import Admission
 from .cache_service import CacheService
 from .call_latency import CallLatencies
 from .listeners import Listeners
+from .queue_probe import QueueProbe
+from .streams import IDLE_S, Shares
 
 log = logging.getLogger(__name__)
 
-#: gRPC calls in progress, streams of watchers included; further calls get RESOURCE_EXHAUSTED at once. As many
-#: as clients by default: a client makes one call at a time, and the local channel does not count.
-MAX_CONCURRENT_RPCS = 256
+#: Calls in progress, streams of answers included. A caller may have as many as it leaves free: alone a half.
+MAX_CALLS = 512
+#: Streams of health and reflection, which no admission bounds; a caller may have a half.
+MAX_OPEN_STREAMS = 64
 HEADROOM_BYTES = 64 << 10  # a message may be a payload's limit and its own framing
 SERVICES = (
     kvcache_pb2.DESCRIPTOR.services_by_name["KVCacheService"],
@@ -47,6 +55,12 @@ OPTIONS: Final = {
     "grpc.max_receive_message_length": MAX_PAYLOAD_BYTES + HEADROOM_BYTES,
     "grpc.max_send_message_length": MAX_PAYLOAD_BYTES + HEADROOM_BYTES,
     "grpc.so_reuseport": 0,
+    # Of a connection; further calls wait in the client's channel.
+    "grpc.max_concurrent_streams": 32,
+    # Calls that gRPC keeps in its queue. It ends further ones without a reason (CANCELLED), above the first
+    # limit some of them.
+    "grpc.server.max_pending_requests": 4096,
+    "grpc.server.max_pending_requests_hard_limit": 4096,
     # A host that lost its power says no goodbye: without these its streams, and what they hold, would stay.
     "grpc.keepalive_time_ms": 60_000,
     "grpc.keepalive_timeout_ms": 20_000,
@@ -138,20 +152,20 @@ class GrpcServer:
         self._call_latencies = call_latencies
         self._listeners = listeners
         self._rates = rates
-        self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
-            options=list(OPTIONS.items()),
-        )
+        self._server = grpc.aio.server(options=list(OPTIONS.items()))
+        self._admission = Admission()
+        self._probe = QueueProbe(self._server, self._admission)
+        self._calls = Shares(MAX_CALLS)
+        self._open_streams = Shares(MAX_OPEN_STREAMS)
         for descriptor in SERVICES:
             self._serve(descriptor, handlers[descriptor.name])
         self._is_leaving = False
         self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._serve_openly(health_pb2.DESCRIPTOR.services_by_name["Health"], self._health)
         if with_reflection:
             names = [descriptor.full_name for descriptor in SERVICES]
-            reflection.enable_server_reflection(
-                [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
-            )
+            shown = reflection.aio.ReflectionServicer([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
+            self._serve_openly(reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], shown)
 
     @property
     def addresses(self) -> list[str]:
@@ -163,6 +177,8 @@ class GrpcServer:
         self._listeners.add_to(self._server)
         await self._server.start()
         self._listeners.open()
+        if (inner := self._listeners.inner_address) is not None:
+            await self._probe.start(inner)
         for name in ("", *(descriptor.full_name for descriptor in SERVICES)):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -184,6 +200,7 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Wait `grace_s` seconds for calls in progress, then cancel them."""
+        await self._probe.stop()
         await self._server.stop(grace_s)
         self._listeners.close()
 
@@ -199,49 +216,110 @@ class GrpcServer:
         generic = grpc.method_handlers_generic_handler(descriptor.full_name, methods)
         self._server.add_generic_rpc_handlers((generic,))
 
-    def _adapt(self, method: MethodDescriptor, handler: Handler) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Wrap a handler: caller in, errors out."""
-        right = right_of(method.containing_service.name, method.name)
+    def _serve_openly(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
+        """Serve a service of gRPC's own. Every connection is answered; only streams count, by caller.
 
-        async def unary(request: Any, context: Context) -> Any:
+        A health check costs as little as its refusal would, so it does not queue.
+        """
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        for method in descriptor.methods:
+            takes, gives = _codecs(method)
+            handler = getattr(servicer, method.name)
+            if not method.server_streaming:
+                methods[method.name] = grpc.unary_unary_rpc_method_handler(handler, takes, gives)
+            elif method.client_streaming:
+                bounded = self._bounded(handler)
+                methods[method.name] = grpc.stream_stream_rpc_method_handler(bounded, takes, gives)
+            else:
+                bounded = self._bounded(handler)
+                methods[method.name] = grpc.unary_stream_rpc_method_handler(bounded, takes, gives)
+        generic = grpc.method_handlers_generic_handler(descriptor.full_name, methods)
+        self._server.add_generic_rpc_handlers((generic,))
+
+    def _bounded(self, handler: Handler) -> Handler:
+        """Wrap a handler of streams: their number is bounded, and each caller has a share."""
+
+        async def stream(request: Any, context: Context) -> None:
+            caller = self._listeners.peer_of(context)
+            if not self._open_streams.take(caller, 1):
+                message = f"{caller} has too many streams of health and reflection; end some"
+                await _abort(context, error("TOO_MANY_IN_FLIGHT", message, retry_after_s=1.0))
             try:
-                answer = handler(self._caller(context, right), request)
-                return await answer if inspect.isawaitable(answer) else answer
+                answers = handler(request, context)
+                if inspect.isawaitable(answers):
+                    await answers  # writes its answers itself
+                    return
+                async for answer in answers:
+                    await context.write(answer)
+            finally:
+                self._open_streams.give(caller, 1)
+
+        return stream
+
+    def _adapt(self, method: MethodDescriptor, handler: Handler) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Wrap a handler: caller in, errors out.
+
+        Every method is served as one that takes a stream, also one with a single request: gRPC then calls the
+        handler before it has read the request, and most of the cost of a refused call is saved.
+        """
+        right = right_of(method.containing_service.name, method.name)
+        takes, gives = _codecs(method)
+
+        async def unary(requests: Any, context: Context) -> Any:
+            try:
+                with self._admitted(context, right) as caller:
+                    request = requests if method.client_streaming else takes(await _message(context))
+                    answer = handler(caller, request)
+                    return await answer if inspect.isawaitable(answer) else answer
             except Exception as problem:
                 failure = _known(problem, method)
             await _abort(context, failure)
 
-        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def stream(requests: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                answers = handler(self._caller(context, right), request)
-                async with contextlib.aclosing(answers):
-                    async for answer in answers:
-                        yield answer
+                with self._admitted(context, right, ", streams") as caller:
+                    answers = handler(caller, takes(await _message(context)))
+                    async with contextlib.aclosing(answers):
+                        async for answer in answers:
+                            yield answer
                 return
             except Exception as problem:
                 failure = _known(problem, method)
             await _abort(context, failure)
 
-        takes = message_factory.GetMessageClass(method.input_type).FromString
-        gives = message_factory.GetMessageClass(method.output_type).SerializeToString
         if method.server_streaming:
             streamed = self._call_latencies.timed_stream(method.name, stream)
-            return grpc.unary_stream_rpc_method_handler(streamed, takes, gives)
+            return grpc.stream_stream_rpc_method_handler(streamed, None, gives)
         timed = self._call_latencies.timed(method.name, unary)
-        if method.client_streaming:
-            return grpc.stream_unary_rpc_method_handler(timed, takes, gives)
-        return grpc.unary_unary_rpc_method_handler(timed, takes, gives)
+        parse = takes if method.client_streaming else None
+        return grpc.stream_unary_rpc_method_handler(timed, parse, gives)
 
-    def _caller(self, context: Context, right: Right) -> Caller:
-        """Return the caller of a request. Raises AccessError without an identity, or without the right."""
+    @contextlib.contextmanager
+    def _admitted(self, context: Context, right: Right, kind: str = "") -> Iterator[Caller]:
+        """Yield the caller of a call, which is in progress meanwhile, beside others of its `kind`.
+
+        Raises AccessError without an identity, or without the right; BusyError under overload, which an
+        administrator's calls are not subject to, or when the caller has too many calls of the kind.
+        """
         principal = self._listeners.principal_of(context)
         right.require(principal)
-        remaining_s = context.time_remaining()
-        deadline_at = float("inf") if remaining_s is None else self._clock() + remaining_s
-        caller = Caller(None, deadline_at, principal)
-        if right.is_limited:
-            self._rates.charge(caller, self._clock())
-        return caller
+        remaining_s, lane, now_ns = context.time_remaining(), right.lane(principal), monotonic_ns()
+        if right.role is not Role.ADMIN:
+            self._admission.admit(
+                lane, now_ns + (math.inf if remaining_s is None else remaining_s * 1e9), now_ns
+            )
+            self._probe.send_if_due()
+        if not self._calls.take(lane + kind, 1):
+            message = f"{lane}{kind}: too many calls in progress; end some"
+            raise self._admission.refusal(lane, message, now_ns)
+        try:
+            deadline_at = math.inf if remaining_s is None else self._clock() + remaining_s
+            caller = Caller(None, deadline_at, principal)
+            if right.is_limited:
+                self._rates.charge(caller, self._clock())
+            yield caller
+        finally:
+            self._calls.give(lane + kind, 1)
 
 
 def snake_case(name: str) -> str:
@@ -249,10 +327,31 @@ def snake_case(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
+def _codecs(method: MethodDescriptor) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
+    """Return what decodes the requests of a method, and what encodes its answers."""
+    takes = message_factory.GetMessageClass(method.input_type).FromString
+    gives = message_factory.GetMessageClass(method.output_type).SerializeToString
+    return takes, gives
+
+
+async def _message(context: Context) -> bytes:
+    """Return the encoded request of a call that has one. Raises CallerError where it does not come."""
+    try:
+        async with asyncio.timeout(IDLE_S):
+            message = await context.read()
+    except TimeoutError:
+        raise error("BAD_REQUEST", f"no request within {IDLE_S:g} s; send it with the call") from None
+    if not isinstance(message, bytes):
+        raise error("BAD_REQUEST", "the call ended without a request; send one")
+    return message
+
+
 def _known(problem: Exception, method: MethodDescriptor) -> ApplianceError:
     """Return `problem` where it is an error of the table, else the error BUG."""
     if isinstance(problem, ApplianceError):
         return problem
+    if isinstance(problem, DecodeError):
+        return error("BAD_REQUEST", f"{method.name}: undecodable message")
     log.error("%s failed", method.full_name, exc_info=problem)
     return error("BUG", f"{method.name} failed inside the daemon; its log says why")
 

@@ -8,7 +8,9 @@ A bearer token in the metadata (`authorization: Bearer ...`) is an identity at e
 before the listener's own; an unknown one is refused, never overlooked.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -45,7 +47,12 @@ class Listeners:
             path = socket_path(address)
             try:
                 if path is not None:
-                    proxy = PeerCredentialProxy(path, self._socket_mode, self._access.of_peer)
+                    proxy = PeerCredentialProxy(
+                        path,
+                        self._socket_mode,
+                        self._access.of_peer,
+                        partial(self._access.is_stranger, may_have_token=True),
+                    )
                     proxy.prepare()
                     server.add_insecure_port(f"unix://{proxy.inner}")
                     self._proxies.append(proxy)
@@ -63,6 +70,16 @@ class Listeners:
         """Accept connections at the Unix sockets. Raises StartError."""
         for proxy in self._proxies:
             proxy.start()
+
+    @property
+    def inner_address(self) -> str | None:
+        """A private address of the server itself; None where it listens at no Unix socket."""
+        return f"unix://{self._proxies[0].inner}" if self._proxies else None
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Connections to Unix sockets that were closed at once, by reason."""
+        return sum((proxy.counters for proxy in self._proxies), Counter())
 
     def set_mode(self, socket_mode: int) -> None:
         """Change the permissions of the Unix sockets."""
@@ -91,6 +108,14 @@ class Listeners:
                 "this port takes bearer tokens, and none came; name a file with one in KVTIER_TOKEN_FILE",
             )
         return principal
+
+    def peer_of(self, context: "grpc.aio.ServicerContext[Any, Any]") -> str:
+        """Return the user or the host at the other end of a connection, whatever it proved."""
+        peer = context.peer()
+        for proxy in self._proxies:
+            if (principal := proxy.principal_of(peer)) is not None:
+                return principal.name
+        return peer.rpartition(":")[0]
 
     def _at_listener(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal | None:
         """Return the principal that the listener gives; None where a token is needed. Raises AccessError."""

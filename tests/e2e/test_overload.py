@@ -1,0 +1,271 @@
+"""Overload of the sockets: which calls and connections are refused, how, and which are answered."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvtier.appliance.errors import DETAIL_KEY, PUSHBACK_KEY, STATUS_KEY
+from kvtier.appliance.security.principals import Authenticator
+from kvtier.appliance.security.tokens import hash_of
+from kvtier.appliance.server import admission, grpc_server, local_server, peer_credential_proxy
+from kvtier.clients.options import Retry, service_config
+from kvtier.tiers.memory.staging import StagingExtent
+from kvtier.v1 import admin_pb2, events_pb2, types_pb2
+from kvtier.v1 import kvcache_pb2 as pb
+from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from kvtier.v1.events_pb2_grpc import EventsServiceStub
+from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
+
+from ..appliance.conftest import small_settings
+from ..appliance.loops import DaemonThread
+from ..appliance.raw_client import RawClient, Refused
+
+WAIT_S = 60.0
+TOKENS = {"flood": "kvt_flood", "quiet": "kvt_quiet"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tokens").write_text("".join(f"{name} {hash_of(token)}\n" for name, token in TOKENS.items()))
+    (tmp_path / "tokens").chmod(0o600)
+    return tmp_path
+
+
+def serve(folder: Path, **sections: Any) -> DaemonThread:
+    return DaemonThread(small_settings(folder, access={"tokens": str(folder / "tokens")}, **sections))
+
+
+@pytest.fixture
+def overloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonThread]:
+    """A daemon to which every queue is too long."""
+    monkeypatch.setattr(admission, "MAX_DELAY_NS", -1)
+    monkeypatch.setattr(admission, "BURST_NS", -1)
+    monkeypatch.setattr(admission, "LEAST_CALLS", 0)
+    monkeypatch.setattr(admission, "NUM_CALLS_PER_PROBE", 1)
+    with serve(folder) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def channel_to(served: DaemonThread, *options: tuple[str, Any]) -> Iterator[grpc.Channel]:
+    """A connection of its own."""
+    target = served.daemon.grpc.addresses[0]
+    with grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1), *options]) as channel:
+        yield channel
+
+
+def lookup(channel: grpc.Channel, principal: str) -> grpc.RpcError | None:
+    """Make a call that names a namespace that is not there; return its refusal, None when it was handled."""
+    request = pb.LookupRequest(namespace_id=1, prefix_hashes=b"h" * 32)
+    metadata = (("authorization", f"Bearer {TOKENS[principal]}"),)
+    with pytest.raises(grpc.RpcError) as caught:
+        KVCacheServiceStub(channel).Lookup(request, timeout=WAIT_S, metadata=metadata)
+    is_handled = detail_of(caught.value).reason == "UNKNOWN_NAMESPACE"
+    return None if is_handled else caught.value
+
+
+def beside(problem: Any) -> dict[str, Any]:
+    return dict(problem.trailing_metadata() or ())
+
+
+def detail_of(problem: Any) -> types_pb2.ErrorDetail:
+    return types_pb2.ErrorDetail.FromString(beside(problem)[DETAIL_KEY])
+
+
+def flooded(channel: grpc.Channel) -> grpc.RpcError:
+    """Call until a call is refused; return its refusal."""
+    for _ in range(10 * admission.NUM_CALLS_PER_PROBE):
+        if (refusal := lookup(channel, "flood")) is not None:
+            return refusal
+    raise AssertionError("nothing was refused")
+
+
+# ------------------------------------------------------------------------------------- too many calls
+
+
+def test_a_refusal_has_a_reason_and_says_when_to_come_back(overloaded: DaemonThread) -> None:
+    with channel_to(overloaded) as channel:
+        refusal: Any = flooded(channel)
+        assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        detail = detail_of(refusal)
+        assert detail.reason == "TOO_MANY_IN_FLIGHT"
+        assert 0 < detail.retry_after_ms <= 1000
+        assert int(beside(refusal)[PUSHBACK_KEY]) == detail.retry_after_ms
+        status = status_pb2.Status.FromString(beside(refusal)[STATUS_KEY])
+        (retry,) = (one for one in status.details if one.Is(error_details_pb2.RetryInfo.DESCRIPTOR))
+        info = error_details_pb2.RetryInfo()
+        retry.Unpack(info)
+        assert info.retry_delay.ToMilliseconds() == detail.retry_after_ms
+        counted = overloaded.daemon.service.call_latencies.histograms
+        pause, deadline_at = threading.Event(), time.monotonic() + WAIT_S
+        while ("Lookup", "grpc", "RESOURCE_EXHAUSTED") not in counted:
+            assert time.monotonic() < deadline_at, f"not counted: {[*counted]}"
+            pause.wait(0.01)
+
+
+def test_others_are_answered_while_one_floods(overloaded: DaemonThread) -> None:
+    with channel_to(overloaded) as channel:
+        flooded(channel)
+        assert lookup(channel, "quiet") is None
+        for _ in range(20):
+            lookup(channel, "flood")
+            health = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=WAIT_S
+            )
+            assert health.status == health_pb2.HealthCheckResponse.SERVING
+            AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=WAIT_S)
+
+
+def test_a_client_that_connects_comes_again_as_it_is_told(overloaded: DaemonThread) -> None:
+    options = [("grpc.service_config", service_config(Retry())), ("grpc.enable_retries", 1)]
+    request = pb.GetServerInfoRequest()
+    with channel_to(overloaded) as impatient, channel_to(overloaded, *options) as patient:
+        stub = KVCacheServiceStub(impatient)
+        with pytest.raises(grpc.RpcError):
+            [stub.GetServerInfo(request, timeout=WAIT_S) for _ in range(20)]
+        assert KVCacheServiceStub(patient).GetServerInfo(request, timeout=WAIT_S).epoch
+
+
+# ---------------------------------------------------------------------------------- too many streams
+
+
+def test_streams_of_health_leave_room_for_calls(folder: Path) -> None:
+    """256 of them were all calls that the server took."""
+    with serve(folder) as served, contextlib.ExitStack() as stack:
+        codes: list[Any] = []
+        for _ in range(10):
+            stub = health_pb2_grpc.HealthStub(stack.enter_context(channel_to(served)))
+            for _ in range(30):
+                watch = stub.Watch(health_pb2.HealthCheckRequest())
+                stack.callback(watch.cancel)
+                try:
+                    next(watch)
+                except grpc.RpcError:
+                    codes.append(watch.code())
+        assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * (300 - grpc_server.MAX_OPEN_STREAMS // 2)
+        channel = stack.enter_context(channel_to(served))
+        assert lookup(channel, "quiet") is None
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+        AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=WAIT_S)
+
+
+def test_a_caller_has_its_share_of_streams(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "MAX_CALLS", 8)
+    with serve(folder) as served, channel_to(served) as channel, contextlib.ExitStack() as stack:
+        watches: list[Any] = []
+        for _ in range(5):
+            watches.append(EventsServiceStub(channel).WatchAccesses(events_pb2.WatchAccessesRequest()))
+            stack.callback(watches[-1].cancel)
+        for watch in watches[:4]:
+            next(watch)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(watches[4])
+        assert detail_of(caught.value).reason == "TOO_MANY_IN_FLIGHT"
+        AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=WAIT_S)
+        assert lookup(channel, "quiet") is None
+
+
+def test_a_call_without_its_request_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "IDLE_S", 0.05)
+    with serve(folder) as served, channel_to(served) as channel:
+        call = channel.stream_unary("/kvtier.v1.KVCacheService/Lookup")
+        silence = threading.Event()
+        with pytest.raises(grpc.RpcError) as caught:
+            call(iter(lambda: silence.wait(WAIT_S), True), timeout=WAIT_S)
+        silence.set()
+        assert detail_of(caught.value).reason == "BAD_REQUEST"
+
+
+# ------------------------------------------------------------------------------ too many connections
+
+
+@contextlib.contextmanager
+def busy(served: DaemonThread) -> Iterator[None]:
+    """Keep the event loop from accepting anything meanwhile."""
+    gate = threading.Event()
+    entered = threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        gate.wait(WAIT_S)
+
+    waiting = threading.Thread(target=served.call, args=(hold,))
+    waiting.start()
+    entered.wait(WAIT_S)
+    try:
+        yield
+    finally:
+        gate.set()
+        waiting.join()
+
+
+@pytest.mark.parametrize("suffix", ["", ".local"])
+def test_connections_that_come_together_wait(folder: Path, suffix: str) -> None:
+    """The 129th found the queue full, and its client took that for a daemon that is not there."""
+    with serve(folder) as served, contextlib.ExitStack() as stack, busy(served):
+        for _ in range(300):
+            peer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            peer.setblocking(False)
+            peer.connect(f"{folder}/k.sock{suffix}")
+
+
+def test_an_attach_does_not_wait_for_the_staging_of_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(StagingExtent, "prefault", lambda extent: gate.wait(WAIT_S))
+    with serve(folder) as served, contextlib.ExitStack() as stack:
+        stack.callback(gate.set)
+        path = served.daemon.service.facts.local_socket_path
+        for _ in range(12):
+            client = stack.enter_context(RawClient(path))
+            assert client.attach().client_id
+
+
+# -------------------------------------------------------------------------------- users of no tenant
+
+
+@pytest.fixture
+def closed_to_us(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonThread]:
+    """A daemon with tenants, to which this user is a stranger."""
+    monkeypatch.setattr(Authenticator, "is_stranger", lambda self, uid, gid, may_have_token=False: True)
+    for module in (local_server, peer_credential_proxy):
+        monkeypatch.setattr(module, "MAX_STRANGERS", 1)
+    with serve(folder, tenants={"acme": {"members": ["uid:424242"]}}) as served:
+        yield served
+
+
+def test_a_stranger_at_the_local_socket_is_told_so_and_closed(closed_to_us: DaemonThread) -> None:
+    path = closed_to_us.daemon.service.facts.local_socket_path
+    with RawClient(path) as first, RawClient(path) as second:
+        assert second.socket.recv(1) == b"", "closed at once: another one is being told"
+        with pytest.raises(Refused, match="belongs to no tenant"):
+            first.attach()
+        assert first.socket.recv(1) == b""
+    with RawClient(path) as third, pytest.raises(Refused, match="belongs to no tenant"):
+        third.attach()
+    assert closed_to_us.call(closed_to_us.daemon.counters)["local_closed_of_no_tenant"] >= 1
+
+
+def test_a_stranger_at_the_grpc_socket_has_few_connections(closed_to_us: DaemonThread) -> None:
+    path = closed_to_us.daemon.grpc.addresses[0].removeprefix("unix://")
+    with channel_to(closed_to_us) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            KVCacheServiceStub(channel).OpenClient(pb.OpenClientRequest(name="x"), timeout=WAIT_S)
+        problem: Any = caught.value
+        assert problem.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert detail_of(problem).reason == "NO_TENANT"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as second:
+            second.settimeout(WAIT_S)
+            second.connect(path)
+            assert second.recv(1) == b""
+    assert closed_to_us.call(closed_to_us.daemon.counters)["grpc_closed_of_no_tenant"] == 1
