@@ -88,10 +88,9 @@ class Authenticator:
         return self._principal(f"uid {uid}", tenants[:1], not self._admins.isdisjoint(identities))
 
     def is_stranger(self, uid: int, gid: int, may_have_token: bool = False) -> bool:
-        """Return whether a process on this host has no use for a socket: there are tenants, it is of none of
-        them, no administrator, not root and not the daemon's own user.
+        """Return whether a process on this host may do nothing, because there are tenants.
 
-        With `may_have_token`, at a socket that takes tokens, where there are some, no process is a stranger.
+        It belongs to none of them, is no administrator, not root and not the daemon's own user. With `may_have_token`, at a socket that takes tokens, where there are some, no process is a stranger.
         """
         if not self._has_tenants or uid in self._own_uids or (may_have_token and self.tokens is not None):
             return False

@@ -1,7 +1,7 @@
 """Admission: decides which gRPC calls are refused at once, from how long calls wait. Pure.
 
-gRPC hands one call after the other to the event loop and keeps the rest in a queue of its own, whose length
-cannot be read. So the queue is measured as time: now and then the daemon makes a call to itself, a probe,
+gRPC hands one call after the other to the event loop and keeps the rest in a queue of its own. The length of
+that queue cannot be read, so it is measured as time: now and then the daemon makes a call to itself, a probe,
 which waits in the same queue (queue_probe.py). Once probes have taken longer than MAX_DELAY_NS for BURST_NS,
 calls are refused whenever they do, until none has for CALM_NS. A refusal costs a fifth of a lookup.
 

@@ -41,8 +41,8 @@ MAX_CONNECTIONS = 1024  # a user may have as many as it leaves free: alone a hal
 class PeerCredentialProxy:
     """Listens at `path`; the server behind it listens at `inner`.
 
-    Of users for whom `is_stranger(uid, gid)` is true, it takes MAX_STRANGERS connections in all, on which
-    each call is answered with the reason; further ones are closed.
+    Of users with `is_stranger(uid, gid)` it takes MAX_STRANGERS connections in all, on which each call
+    is answered with the reason; further ones are closed.
     """
 
     def __init__(
