@@ -90,7 +90,8 @@ class Authenticator:
     def is_stranger(self, uid: int, gid: int, may_have_token: bool = False) -> bool:
         """Return whether a process on this host may do nothing, because there are tenants.
 
-        It belongs to none of them, is no administrator, not root and not the daemon's own user. With `may_have_token`, at a socket that takes tokens, where there are some, no process is a stranger.
+        It belongs to none of them, is no administrator, not root and not the daemon's own user. With
+        `may_have_token`, at a socket that takes tokens, where there are some, no process is a stranger.
         """
         if not self._has_tenants or uid in self._own_uids or (may_have_token and self.tokens is not None):
             return False
