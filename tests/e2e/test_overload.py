@@ -238,6 +238,7 @@ def test_an_attach_does_not_wait_for_the_staging_of_others(
 def closed_to_us(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonThread]:
     """A daemon with tenants, to which this user is a stranger."""
     monkeypatch.setattr(Authenticator, "is_stranger", lambda self, uid, gid, may_have_token=False: True)
+    monkeypatch.setattr(local_server, "ATTACH_TIMEOUT_S", 1e6)
     for module in (local_server, peer_credential_proxy):
         monkeypatch.setattr(module, "MAX_STRANGERS", 1)
     with serve(folder, tenants={"acme": {"members": ["uid:424242"]}}) as served:
