@@ -26,6 +26,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from ...v1 import admin_pb2, events_pb2, kvcache_pb2
 from ...v1.conversions import urgency_to_wire
 from ...v1.local import MAX_PAYLOAD_BYTES
+from ..core.shares import Shares
 from ..errors import REASONS, ApplianceError, error, trailing_metadata
 from ..event_log import EventLog
 from ..security.callers import Caller, CallRates
@@ -36,7 +37,7 @@ from .cache_service import CacheService
 from .call_latency import CallLatencies
 from .listeners import Listeners
 from .queue_probe import QueueProbe
-from .streams import IDLE_S, Shares
+from .streams import IDLE_S
 
 log = logging.getLogger(__name__)
 

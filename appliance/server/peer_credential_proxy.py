@@ -23,10 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.shares import Shares
 from ..errors import StartError
 from .local_connection import peer_of
 from .local_server import BACKLOG, MAX_ACCEPTED, MAX_STRANGERS, is_power_of_two, remove_stale_socket, rest
-from .streams import Shares
 
 if TYPE_CHECKING:
     from ..security.principals import Principal

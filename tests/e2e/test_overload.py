@@ -177,7 +177,7 @@ def test_a_caller_has_its_share_of_streams(folder: Path, monkeypatch: pytest.Mon
 def test_a_call_without_its_request_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "IDLE_S", 0.05)
     with serve(folder) as served, channel_to(served) as channel:
-        call = channel.stream_unary("/kvtier.v1.KVCacheService/Lookup")
+        call: Any = channel.stream_unary("/kvtier.v1.KVCacheService/Lookup")
         silence = threading.Event()
         with pytest.raises(grpc.RpcError) as caught:
             call(iter(lambda: silence.wait(WAIT_S), True), timeout=WAIT_S)
