@@ -9,6 +9,8 @@ import pytest
 from kvtier.clients.options import DEFAULT_TIMEOUT
 
 from .daemon import PATIENT, Daemon, why_not
+from .sources.objects.gateway import Gateway, gateway
+from .sources.objects.gateway import why_not as no_gateway
 
 # Whether a slow daemon is a miss is asked by few tests, and they name their time limits. The others would ask
 # it by chance, on a machine that stands still for a moment.
@@ -21,6 +23,15 @@ if importlib.util.find_spec("hypothesis") is not None:  # the runtimes' environm
     # The same examples in every run: a change is judged by what it did, not by what was drawn that day.
     settings.register_profile("kvtier", derandomize=True, deadline=None)
     settings.load_profile("kvtier")
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A real S3 gateway; skips, with words, where there is none."""
+    if reason := no_gateway():
+        pytest.skip(reason)
+    with gateway(tmp_path_factory.mktemp("s3")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

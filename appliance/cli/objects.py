@@ -1,20 +1,25 @@
 """`kvtier objects`: look into an object store that hosts share, without a daemon."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
 from rich.table import Table
 
-from ...sources.objects.inventory import Inventory, read_head, verify_object
-from ...sources.objects.keys import BUNDLES, Epochs
+from ...sources.objects.finding import MissingNames
+from ...sources.objects.inventory import Inventory, find_chain, read_head, verify_object
+from ...sources.objects.keys import BUNDLES, Epochs, bundle_key, bundle_names
 from ...sources.objects.layout import BundleError, BundleHead
+from ...sources.objects.lifecycle import rules
+from ...sources.objects.probe import StoreProbe
 from ...sources.objects.problems import StoreError
 from ...sources.objects.store import ObjectStore, StoreLimits
 from ...tiers.base import CopyError
+from ...tiers.block import HASH_BYTES
 from ..config.units import about_bytes, count
 from .inspect import outline
 from .output import console, print_json
@@ -51,6 +56,17 @@ def store_arguments(command: Command) -> Command:
     return click.argument("store", metavar="STORE")(option(command))
 
 
+def epoch_option(command: Command) -> Command:
+    """Give `command` the option --epoch-days."""
+    return click.option(
+        "--epoch-days",
+        type=click.IntRange(1, 365),
+        default=1,
+        show_default=True,
+        help="Days of an epoch: they decide which folders are read, and until when.",
+    )(command)
+
+
 @contextmanager
 def opened(address: str, endpoint: str) -> Iterator[ObjectStore]:
     """Yield a store with a bucket that is there; problems inside become exits with a sentence."""
@@ -65,13 +81,7 @@ def opened(address: str, endpoint: str) -> Iterator[ObjectStore]:
 @objects.command()
 @store_arguments
 @click.option("--keys", is_flag=True, help="List every bundle by its key.")
-@click.option(
-    "--epoch-days",
-    type=click.IntRange(1, 365),
-    default=1,
-    show_default=True,
-    help="Days of an epoch: it decides which folders are still read.",
-)
+@epoch_option
 @json_option
 def ls(store: str, endpoint: str, keys: bool, epoch_days: int, as_json: bool) -> None:
     """List bundles: by epoch, tenant and namespace, with their number and bytes.
@@ -225,3 +235,116 @@ def verify(store: str, endpoint: str, under: str, as_json: bool) -> None:
         raise Failed(
             f"{count(len(damaged), 'bundle')} damaged; delete them, and they are stored again when used"
         )
+
+
+@objects.command()
+@store_arguments
+@click.option("--tenant", default="", metavar="NAME", help="Tenant of the namespace, as tenant:acme.")
+@click.option("--namespace", required=True, metavar="DIGEST", help="Its digest, 64 hex digits.")
+@click.option(
+    "--bundle-blocks",
+    type=click.IntRange(1, 4096),
+    required=True,
+    help="Blocks of a bundle of this namespace.",
+)
+@epoch_option
+@click.argument("names", type=click.File(), default="-")
+@json_option
+def find(
+    store: str,
+    endpoint: str,
+    tenant: str,
+    namespace: str,
+    bundle_blocks: int,
+    epoch_days: int,
+    names: IO[str],
+    as_json: bool,
+) -> None:
+    """Find how much of a prompt is in a store, by the names of its blocks, as a daemon does.
+
+    NAMES is a file, or stdin, with the prefix hash of one block in each line, in order, 64 hex digits; an
+    empty line begins another prompt. Bundles 1, 2, 4, 8 … are asked for. The answer is a range when one of
+    them is missing, because a bundle between two of them was not asked for.
+
+    \b
+    Example:
+      kvtier objects find s3://kv/prod --namespace "$DIGEST" --bundle-blocks 16 names.txt
+    """
+    digest = _hex_name(namespace, "--namespace")
+    epochs, now = Epochs(epoch_days).alive(time.time()), time.time()
+    answers, missing = [], MissingNames()
+    with opened(store, endpoint) as there:
+        for chain in _chains(names):
+            bundles = [
+                bundle_key(epochs[0], tenant, digest, name) for name in bundle_names(chain, bundle_blocks)
+            ]
+            extent = find_chain(there, bundles, epochs, missing, now)
+            answers.append({"num_blocks": len(chain), "num_bundles": len(bundles), **extent._asdict()})
+    if as_json:
+        print_json({"chains": answers})
+        return
+    for one in answers:
+        least, most = one["num_found"], one["num_possible"]
+        found = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        console().print(
+            f"{found} of {count(one['num_bundles'], 'bundle')} there, {count(one['num_probes'], 'probe')}"
+        )
+
+
+def _chains(names: IO[str]) -> Iterator[list[bytes]]:
+    """Yield the names of each chain in a file. Raises UsageError."""
+    chain: list[bytes] = []
+    for number, line in enumerate(names, 1):
+        if word := line.strip():
+            chain.append(_hex_name(word, f"line {number}"))
+        elif chain:
+            yield chain
+            chain = []
+    if chain:
+        yield chain
+
+
+def _hex_name(word: str, where: str) -> bytes:
+    try:
+        found = bytes.fromhex(word)
+    except ValueError:
+        found = b""
+    if len(found) != HASH_BYTES:
+        raise click.UsageError(f"{where}: {word[:80]!r} is no name; write 64 hex digits")
+    return found
+
+
+@objects.command()
+@store_arguments
+@epoch_option
+@json_option
+def check(store: str, endpoint: str, epoch_days: int, as_json: bool) -> None:
+    """Try what kvtier needs of a store, and print the lifecycle rules that it has to have.
+
+    A small bundle is stored, refused a second time, listed, read in parts, copied and deleted; clocks are
+    compared, and the rule that covers the bundle, as S3 tells it. Exit code 1 when something is missing.
+
+    \b
+    Example:
+      kvtier objects check s3://kv/prod
+      kvtier objects check s3://kv/prod --epoch-days 7
+    """
+    with opened(store, endpoint) as there:
+        results = list(StoreProbe(there, epoch_days).results())
+        wanted = rules(*there.lifecycle_place(), epoch_days)
+    failed = [one for one in results if one.problem]
+    if as_json:
+        print_json({"results": [one._asdict() for one in results], "rules": json.loads(wanted or "null")})
+    else:
+        table = Table("", "", box=None, pad_edge=False, show_header=False)
+        for one in results:
+            table.add_row(one.name, one.problem or "ok")
+        console().print(table)
+        if wanted:
+            click.echo(f"rules that delete dead epochs, for this store's own tool:\n{wanted}")
+        else:
+            console().print(
+                "there are no lifecycle rules here: delete folders that `kvtier objects ls` calls dead"
+            )
+    if failed:
+        raise Failed(f"{store} lacks: {', '.join(one.name for one in failed)}")

@@ -26,7 +26,6 @@ NUM_ALIVE: Final = 3  # epochs that are read: the present one and those before i
 HOST_HEX: Final = 16
 _FIRST_DAY = date(1970, 1, 1)
 _BUNDLE = re.compile(r"v1/b/(\d{8})/([0-9a-f]{32})/([0-9a-f]{64})/([0-9a-f]{64})")
-_MANIFEST = re.compile(r"v1/m/(\d{8})/(\d{12})-([0-9a-f]{16})")
 
 
 class BundleKey(NamedTuple):
@@ -68,14 +67,6 @@ def parse_bundle_key(key: str) -> BundleKey | None:
     return BundleKey(*match.groups()) if match and _first_day(match[1]) is not None else None
 
 
-def parse_manifest_key(key: str) -> ManifestKey | None:
-    """Return the parts of a manifest's key; None for the key of anything else."""
-    match = _MANIFEST.fullmatch(key)
-    if match is None or _first_day(match[1]) is None:
-        return None
-    return ManifestKey(match[1], int(match[2]), match[3])
-
-
 def tenant_folder(tenant: str) -> str:
     """Return the folder of a tenant, 32 hex digits of a hash of its name: names may hold any character."""
     return hashlib.sha256(b"kvtier tenant" + tenant.encode()).hexdigest()[:32]
@@ -106,10 +97,6 @@ class Epochs:
     def is_dead(self, epoch: str, now_s: float) -> bool:
         """Whether no host reads folder `epoch` any more. Names of another kind are never dead."""
         return _first_day(epoch) is not None and epoch < self.alive(now_s)[-1]
-
-    def retention_days(self) -> range:
-        """Return the days that a bundle stays after its last use, from the least to the most."""
-        return range((NUM_ALIVE - 1) * self.num_days, NUM_ALIVE * self.num_days + 1)
 
 
 def bundle_names(names: Sequence[bytes], num_blocks: int) -> list[bytes]:

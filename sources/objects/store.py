@@ -9,6 +9,7 @@ obstore is imported when a store is opened: it takes a tenth of a second, and fe
 """
 
 import os
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -61,6 +62,17 @@ class ObjectStore:
 
     def __reduce__(self) -> Any:
         raise TypeError("an object store holds credentials, and does not leave its process")
+
+    @property
+    def has_expiry(self) -> bool:
+        """Whether `expiry` can be asked."""
+        return urlsplit(self.address).scheme == "s3"
+
+    def lifecycle_place(self) -> tuple[str, str]:
+        """Return the scheme, and the prefix by which a lifecycle rule of this store names its keys."""
+        parts = urlsplit(self.address)
+        path = parts.path.strip("/")  # on Azure the container is its first part, as rules have it
+        return parts.scheme, path
 
     def check_bucket(self) -> None:
         """Raise StoreError unless the bucket, or the folder, is there and can be listed.
@@ -162,6 +174,20 @@ class ObjectStore:
         except FileNotFoundError:
             return False
         return True
+
+    def expiry(self, key: str) -> str:
+        """Return what S3 says of the rule that covers an object, x-amz-expiration; empty: none does.
+        By an address that obstore signs, because it does not show this header itself."""
+        from obstore import sign
+
+        with explained():
+            signed = sign(self._store, "HEAD", key, timedelta(seconds=60))
+        request = urllib.request.Request(signed, method="HEAD")
+        try:
+            with urllib.request.urlopen(request, timeout=self._limits.request_s) as answer:
+                return str(answer.headers.get("x-amz-expiration", ""))
+        except OSError as error:  # its text could hold the signed address
+            raise StoreError(StoreProblem.UNREACHABLE, f"HEAD of {key}: {type(error).__name__}") from None
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there do not matter."""

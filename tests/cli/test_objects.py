@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from kvtier.appliance.cli.app import cli
 from kvtier.sources.objects.keys import Epochs, bundle_key
 from kvtier.sources.objects.store import ObjectStore
 from tests.sources.objects.bundles import RED, make_bundle
+from tests.sources.objects.gateway import Gateway
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip(
@@ -50,8 +53,6 @@ def test_folders_are_listed_with_what_is_in_them(tmp_path: Path) -> None:
 
 
 def test_the_state_of_a_folder_follows_the_days_of_an_epoch(tmp_path: Path) -> None:
-    import time
-
     epoch = Epochs(1).alive(time.time())[0]
     made = make_bundle(1)
     key = bundle_key(Epochs(30).alive(time.time())[-1], "tenant:red", RED.digest, made.chain.names[-1])
@@ -119,3 +120,99 @@ def test_mistakes_are_told_with_the_fix(tmp_path: Path, arguments: list[str], co
     assert result.exit_code == code
     assert words.format(address) in result.stderr
     assert "Traceback" not in result.output
+
+
+# ------------------------------------------------------------------------------------ find, check
+
+
+def test_a_prompt_is_found_by_the_names_of_its_blocks(tmp_path: Path) -> None:
+    store = ObjectStore(f"file://{tmp_path}")
+    epochs = Epochs(1).alive(time.time())
+    chains = []
+    for seed, num_stored in ((1, 5), (2, 0)):
+        bundles = [make_bundle(2, seed=seed, first=2 * n) for n in range(6)]
+        for n, made in enumerate(bundles[:num_stored]):
+            key = bundle_key(epochs[n % 3], "tenant:red", RED.digest, made.chain.names[-1])
+            assert store.create(str(key), made.bundle.data)
+        chains.append("\n".join(name.hex() for made in bundles for name in made.chain.names))
+    names = tmp_path / "names"
+    names.write_text("\n\n".join([*chains, chains[1]]))
+    asked = (
+        "find",
+        f"file://{tmp_path}",
+        str(names),
+        "--namespace",
+        RED.digest.hex(),
+        "--bundle-blocks",
+        "2",
+    )
+    found = run(*asked, "--tenant", "tenant:red", "--json")
+    assert found.exit_code == 0, found.output
+    first, second, third = json.loads(found.stdout)["chains"]
+    assert (first["num_found"], first["num_possible"], first["num_bundles"]) == (4, 5, 6)
+    assert (second["num_found"], second["num_possible"]) == (0, 0)
+    assert third == second
+    text = run(*asked, "--tenant", "tenant:red")
+    assert text.stdout.splitlines()[0] == "4 to 5 of 6 bundles there, 4 probes"
+    other = json.loads(run(*asked, "--tenant", "tenant:blue", "--json").stdout)["chains"]
+    assert [one["num_found"] for one in other] == [0, 0, 0], "another tenant has folders of its own"
+
+
+@pytest.mark.parametrize("line", ["xyz", "00", "0" * 63, "0" * 66])
+def test_what_is_no_name_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "names").write_text(f"{'0' * 64}\n{line}\n")
+    asked = (f"file://{tmp_path}", str(tmp_path / "names"), "--bundle-blocks", "1")
+    refused = run("find", *asked, "--namespace", "0" * 64)
+    assert refused.exit_code == 2
+    assert "line 2" in refused.stderr
+    assert "64 hex digits" in refused.stderr
+    assert run("find", *asked, "--namespace", line).exit_code == 2
+
+
+def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    result = run("check", f"file://{tmp_path}", "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    names = [one["name"] for one in answer["results"]]
+    assert names == [
+        *("list", "create", "create only", "listed at once", "ranges", "copy inside", "manifest", "clock"),
+        "delete",
+    ]
+    assert {one["problem"] for one in answer["results"]} == {""}
+    assert answer["rules"] is None
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert "delete folders that" in run("check", f"file://{tmp_path}").stdout
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "v1").write_text("a file where a folder has to be")
+    result = run("check", f"file://{tmp_path}")
+    assert result.exit_code == 1
+    assert "lacks: " in result.stderr
+
+
+def test_a_real_gateway_is_tried_and_its_rules_are_compared(
+    s3: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    bucket = f"kv-{uuid.uuid4().hex[:12]}"
+    address = f"s3://{bucket}/some/prefix"
+    missing = run("check", address)
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert "create it" in missing.stderr
+    s3.make_bucket(bucket)
+    without = run("check", address, "--json")
+    assert without.exit_code == 1
+    assert "lacks: lifecycle" in without.stderr
+    answer = json.loads(without.stdout)
+    assert [one["problem"] for one in answer["results"] if one["problem"]] == [
+        "no rule covers v1/b/: dead epochs stay for ever; give the store the rules below"
+    ]
+    s3.set_lifecycle(bucket, answer["rules"])
+    told = run("check", address, "--json")
+    assert told.exit_code == 0, told.output
+    longer = run("check", address, "--epoch-days", "7")
+    assert longer.exit_code == 1
+    assert "what is read for up to 21" in longer.stdout
+    assert json.loads(run("ls", address, "--json").stdout)["folders"] == []

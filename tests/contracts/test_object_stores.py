@@ -4,7 +4,7 @@ import copy
 import importlib.util
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.sources.objects.store import CHUNK_BYTES, ObjectStore, StoreLimits
-from tests.sources.objects.gateway import Gateway, gateway, why_not
+from tests.sources.objects.gateway import Gateway
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip(
@@ -22,14 +22,6 @@ if importlib.util.find_spec("obstore") is None:
 
 #: A busy machine is not what is tested here.
 PATIENT = StoreLimits(connect_s=60.0, idle_s=120.0, request_s=240.0, num_retries=2, retry_s=240.0)
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with gateway(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 @pytest.fixture(params=["memory", "file", "s3"])

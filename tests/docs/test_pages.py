@@ -18,7 +18,16 @@ RUN = (
     "reference/policies",
     *(
         f"operate/{page}"
-        for page in ("certificates", "encryption", "health", "memory", "sizing", "troubleshooting", "upgrade")
+        for page in (
+            "certificates",
+            "encryption",
+            "health",
+            "memory",
+            "object-store",
+            "sizing",
+            "troubleshooting",
+            "upgrade",
+        )
     ),
 )
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

@@ -4,6 +4,7 @@ apt-get install --no-install-recommends ceph-mon ceph-osd ceph-mgr radosgw
 KVTIER_S3_ENDPOINT=http://host:port AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…      for one that runs
 """
 
+import base64
 import datetime
 import hashlib
 import hmac
@@ -17,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.ports import free_port
 
@@ -27,7 +28,7 @@ CONFIGURATION = """
 [global]
 fsid = {fsid}
 mon initial members = a
-mon host = 127.0.0.1:{monitor}
+mon host = v1:127.0.0.1:{monitor}
 auth cluster required = none
 auth service required = none
 auth client required = none
@@ -73,20 +74,36 @@ class Gateway(NamedTuple):
 
     def make_bucket(self, name: str) -> None:
         """Create a bucket: obstore has no call for it."""
+        self._put(f"/{name}", "", b"")
+
+    def set_lifecycle(self, bucket: str, rules: dict[str, Any]) -> None:
+        """Give a bucket the rules that `aws s3api put-bucket-lifecycle-configuration` takes."""
+        rows = "".join(
+            f"<Rule><ID>{one['ID']}</ID><Status>{one['Status']}</Status>"
+            f"<Filter><Prefix>{one['Filter']['Prefix']}</Prefix></Filter>"
+            f"<Expiration><Days>{one['Expiration']['Days']}</Days></Expiration></Rule>"
+            for one in rules["Rules"]
+        )
+        body = f"<LifecycleConfiguration>{rows}</LifecycleConfiguration>"
+        self._put(f"/{bucket}", "lifecycle=", body.encode())
+
+    def _put(self, path: str, query: str, body: bytes) -> None:
+        """Send one request, signed (AWS4)."""
         now = datetime.datetime.now(datetime.UTC)
         day, stamp = now.strftime("%Y%m%d"), now.strftime("%Y%m%dT%H%M%SZ")
-        host, empty = self.endpoint.partition("//")[2], hashlib.sha256(b"").hexdigest()
+        host, hashed = self.endpoint.partition("//")[2], hashlib.sha256(body).hexdigest()
         signed = "host;x-amz-content-sha256;x-amz-date"
-        headers = f"host:{host}\nx-amz-content-sha256:{empty}\nx-amz-date:{stamp}\n"
-        asked = f"PUT\n/{name}\n\n{headers}\n{signed}\n{empty}"
+        headers = f"host:{host}\nx-amz-content-sha256:{hashed}\nx-amz-date:{stamp}\n"
+        asked = f"PUT\n{path}\n{query}\n{headers}\n{signed}\n{hashed}"
         scope = f"{day}/us-east-1/s3/aws4_request"
         text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(asked.encode()).hexdigest()}"
         key = f"AWS4{self.secret}".encode()
         for part in (*scope.split("/"), text):
             key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-        request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
+        request = urllib.request.Request(f"{self.endpoint}{path}?{query}", data=body, method="PUT")
         request.add_header("x-amz-date", stamp)
-        request.add_header("x-amz-content-sha256", empty)
+        request.add_header("x-amz-content-sha256", hashed)
+        request.add_header("Content-MD5", base64.b64encode(hashlib.md5(body).digest()).decode())
         credential = f"{self.key}/{scope}, SignedHeaders={signed}, Signature={key.hex()}"
         request.add_header("Authorization", f"AWS4-HMAC-SHA256 Credential={credential}")
         urllib.request.urlopen(request, timeout=60).read()
@@ -130,14 +147,16 @@ class _Cluster:
         text = CONFIGURATION.format(fsid=fsid, folder=self.folder, port=self.port, monitor=self.monitor)
         (self.folder / "ceph.conf").write_text(text)
         self._run(
-            "monmaptool", "--create", "--add", "a", f"127.0.0.1:{self.monitor}", "--fsid", fsid, "monmap"
+            *("monmaptool", "--create", "--addv", "a", f"[v1:127.0.0.1:{self.monitor}]", "--fsid", fsid),
+            "monmap",
         )
         self._run("ceph-mon", "-c", "ceph.conf", "--mkfs", "-i", "a", "--monmap", "monmap")
         self._begin("ceph-mon", "-i", "a")
         self._wait("the monitor", lambda: self._asks("mon", "stat"))
         self._begin("ceph-mgr", "-i", "x")
-        number = self._run("ceph", "-c", "ceph.conf", "osd", "new", str(uuid.uuid4())).strip()
-        self._run("ceph-osd", "-c", "ceph.conf", "-i", number, "--mkfs")
+        osd = str(uuid.uuid4())
+        number = self._run("ceph", "-c", "ceph.conf", "osd", "new", osd).strip()
+        self._run("ceph-osd", "-c", "ceph.conf", "-i", number, "--mkfs", "--osd-uuid", osd)
         self._begin("ceph-osd", "-i", number)
         self._wait("the OSD", lambda: "1 up" in self._asks("osd", "stat"))
         self._begin("radosgw", "-n", "client.rgw")

@@ -1,0 +1,143 @@
+"""Tries what kvtier needs of a store, with a small bundle that is deleted again, and says what is missing."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ...tiers.base import CopyError
+from .bundle import StoredFragment, write_bundle
+from .inventory import verify_object
+from .keys import HOST_HEX, Epochs, ManifestKey, bundle_key
+from .layout import BundleChain, BundleError
+from .lifecycle import judge_rule
+from .manifest import StoredBundle, pack_manifest, unpack_manifest
+from .problems import StoreError
+from .store import ObjectStore
+
+TENANT: Final = "kvtier check"  # no daemon's: a tenant's name has a kind in front
+MAX_CLOCK_DIFFERENCE_S: Final = 3600.0
+_GROUPS, _GROUP_BYTES = 4, 50_000
+
+
+class ProbeResult(NamedTuple):
+    """One thing that was tried. `problem` is empty when it works."""
+
+    name: str
+    problem: str
+
+
+class StoreProbe:
+    """Tries one store. `epoch_days`: of an epoch, which decides what its lifecycle rule has to be."""
+
+    def __init__(self, store: ObjectStore, epoch_days: int, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+        self._epochs = Epochs(epoch_days)
+        self._bundle, chain = _small_bundle()
+        epoch, *older = self._epochs.alive(clock())
+        self._key = bundle_key(epoch, TENANT, chain.namespace_digest, chain.names[-1])
+        self._stored = StoredBundle(
+            self._key.tenant, chain.namespace_digest, chain.names[-1], len(self._bundle)
+        )
+        self._copied = self._key.in_epoch(older[-1])
+        self._manifest = ManifestKey(epoch, int(clock()), secrets.token_hex(HOST_HEX // 2))
+
+    def results(self) -> Iterator[ProbeResult]:
+        """Yield what was tried, in order, and delete at the end what was stored.
+        Ends early when nothing can be stored."""
+        steps: Sequence[tuple[str, Callable[[], str]]] = (
+            ("list", self._list),
+            ("create", self._create),
+            ("create only", self._create_again),
+            ("listed at once", self._is_listed),
+            ("ranges", self._read),
+            ("copy inside", self._copy),
+            ("manifest", self._write_manifest),
+            ("clock", self._compare_clocks),
+            *((("lifecycle", self._judge_lifecycle),) if self._store.has_expiry else ()),
+        )
+        try:
+            for name, step in steps:
+                problem = self._tried(step)
+                yield ProbeResult(name, problem)
+                if problem and name in ("list", "create"):
+                    return
+        finally:
+            problem = self._tried(self._delete)
+        yield ProbeResult("delete", problem)
+
+    def _tried(self, step: Callable[[], str]) -> str:
+        try:
+            return step()
+        except (StoreError, BundleError, CopyError, FileNotFoundError) as error:
+            return str(error)
+
+    def _list(self) -> str:
+        self._store.check_bucket()
+        return ""
+
+    def _create(self) -> str:
+        is_new = self._store.create(str(self._key), self._bundle.data)
+        return "" if is_new else "it says that a name is taken which was drawn a moment ago"
+
+    def _create_again(self) -> str:
+        if self._store.create(str(self._key), memoryview(bytes(16))):
+            return "it replaces objects: it ignores If-None-Match, and bundles would be overwritten"
+        return ""
+
+    def _is_listed(self) -> str:
+        found = [one.key for one in self._store.objects(f"{str(self._key).rpartition('/')[0]}/")]
+        return "" if found == [str(self._key)] else "a listing does not show what was stored; found later"
+
+    def _read(self) -> str:
+        verify_object(self._store, str(self._key), len(self._bundle))
+        return ""
+
+    def _copy(self) -> str:
+        if not self._store.copy(str(self._key), str(self._copied)):
+            return "what was stored cannot be copied: it is not there"
+        verify_object(self._store, str(self._copied), len(self._bundle))
+        return ""
+
+    def _write_manifest(self) -> str:
+        data = pack_manifest(bytes.fromhex(self._manifest.host), [self._stored])
+        self._store.create(str(self._manifest), memoryview(data))
+        before = ManifestKey(self._manifest.epoch, self._manifest.written_at_s - 1, "f" * HOST_HEX)
+        folder = f"{str(before).rpartition('/')[0]}/"
+        if str(self._manifest) not in {one.key for one in self._store.objects(folder, after=str(before))}:
+            return "a listing that begins behind a key does not show what was stored"
+        into = bytearray(len(data))
+        self._store.read(str(self._manifest), [(0, memoryview(into))])
+        _, [found] = unpack_manifest(bytes(into))
+        return "" if found == self._stored else "what was stored came back as something else"
+
+    def _compare_clocks(self) -> str:
+        [stored] = self._store.objects(f"{str(self._key).rpartition('/')[0]}/")
+        seconds = self._clock() - stored.modified_at_s
+        if abs(seconds) <= MAX_CLOCK_DIFFERENCE_S:
+            return ""
+        ahead = "ahead of" if seconds > 0 else "behind"
+        return f"this host's clock is {abs(seconds) / 3600:.1f} hours {ahead} the store's; set it"
+
+    def _judge_lifecycle(self) -> str:
+        header = self._store.expiry(str(self._key))
+        return judge_rule(header, self._clock(), self._epochs.num_days)
+
+    def _delete(self) -> str:
+        keys = [str(key) for key in (self._key, self._copied, self._manifest)]
+        self._store.delete(keys)
+        left = [key for key in keys if self._store.size(key) is not None]
+        return f"still there after a delete: {', '.join(left)}" if left else ""
+
+
+def _small_bundle() -> tuple[npt.NDArray[np.uint8], BundleChain]:
+    """Return a bundle under names that were never used, and its chain."""
+    chain = BundleChain(secrets.token_bytes(32), b"", 0, (secrets.token_bytes(32), secrets.token_bytes(32)))
+    payloads = [secrets.token_bytes(_GROUP_BYTES) for _ in range(2 * _GROUPS)]
+    fragments = [StoredFragment(memoryview(one), len(one), xxhash.xxh3_128_digest(one)) for one in payloads]
+    return write_bundle(chain, _GROUPS, fragments), chain
