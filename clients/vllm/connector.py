@@ -29,12 +29,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...v1.types import NamespaceIdentity
 from ..aio import AsyncClient
 from ..connector.guard import Defects, harmless
-from ..connector.versions import check_version
 from ..errors import KvtierError
 from ..options import Timeout
 from .counters import Counters
@@ -47,6 +45,7 @@ from .scheduler.agent import Agent
 from .scheduler.events import event_of
 from .scheduler.saving import Saver
 from .scheduler.side import MISS, SchedulerSide
+from .versions import is_tested, why_not_served
 from .worker.pages import LayerView, PagedGroup
 from .worker.side import WorkerSide, client_of
 from .worker.transfers import transfers_of
@@ -56,7 +55,12 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+try:  # 0.32 brought it; an older engine does not ask
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    SOURCES: dict[str, Any] = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+except ImportError:
+    SOURCES = {}
 
 
 @dataclass
@@ -115,7 +119,6 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        check_version("vLLM", vllm_version)
         transfer = self._kv_transfer_config
         self.options = Options.from_config(transfer.kv_connector_extra_config or {})
         self.counters = Counters()
@@ -127,7 +130,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             )
             transfer.kv_load_failure_policy = "recompute"
         _, hash_block_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-        self._why_dark = why_not(vllm_config, kv_cache_config, hash_block_tokens)
+        self._why_dark = why_not_served(vllm_version, KVConnectorBase_V1, type(self)) or why_not(
+            vllm_config, kv_cache_config, hash_block_tokens
+        )
         self._groups = [] if self._why_dark else groups_of(kv_cache_config, hash_block_tokens)
         self._engine = (transfer.engine_id or uuid.uuid4().hex)[:12]
         self._pool = PoolHolder()
@@ -141,6 +146,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._has_listeners = events is not None and events.enable_kv_cache_events
         if self._why_dark:
             self._go_dark(self._why_dark)
+        elif not is_tested(vllm_version):
+            self.log.warning("kvtier was never tested with vLLM %s; its interface fits", vllm_version)
 
     def _go_dark(self, why: str) -> None:
         self._why_dark = why
@@ -258,9 +265,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     @harmless(lambda *_: {})
-    def get_external_cache_hit_sources(
-        self, request: Any, num_external_tokens: int
-    ) -> dict[CacheHitSource, int]:
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """Return where the promised tokens were found."""
         if not self._scheduler:
             return {}

@@ -17,6 +17,7 @@ from kvtier.clients.vllm.groups import Group, alignment_of, groups_of, why_not
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Acks, Again
 from kvtier.clients.vllm.scheduler.sessions import turn_of
+from kvtier.clients.vllm.versions import is_tested, why_not_served
 from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
 
 MODEL = bytes(range(32))
@@ -53,6 +54,45 @@ def test_options_come_from_the_engines_config() -> None:
 def test_wrong_options_are_refused_with_the_fix(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         Options.from_config(extra, {})
+
+
+class Base:
+    """What an engine's base class passes to hooks."""
+
+    def start_load(self, context: Any, **kwargs: Any) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Fitting(Base):
+    def start_load(self, context: Any, **kwargs: Any) -> None: ...
+
+
+class NewerBase:
+    def start_load(self, context: Any, stream: Any, **kwargs: Any) -> None: ...
+
+    def wake_up(self) -> None: ...
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.7+cpu", "0.33.1.dev3+g123"])
+def test_tested_versions_are_served(version: str) -> None:
+    assert is_tested(version)
+    assert why_not_served(version, NewerBase, Fitting) == ""
+
+
+@pytest.mark.parametrize("version", ["0.34.0", "0.320.0", "1.0"])
+def test_a_newer_version_is_served_if_its_interface_fits(version: str) -> None:
+    assert not is_tested(version)
+    assert why_not_served(version, Base, Fitting) == ""
+    words = f"vLLM {version} calls start_load(self, context, stream, kwargs)"
+    assert why_not_served(version, NewerBase, Fitting) == words
+
+
+@pytest.mark.parametrize("version", ["0.30.2", "0.3.3", "dev"])
+def test_an_older_version_is_not_served(version: str) -> None:
+    assert why_not_served(version, Base, Fitting) == (
+        f"vLLM {version} is older than 0.31, the oldest that this kvtier knows"
+    )
 
 
 # ------------------------------------------------------------------------------------------- groups
