@@ -122,9 +122,9 @@ class Planner:
         self.requests = RequestRegistry(core, self.leases, self.quotas)
         self._answer_requests()
         self.resizing = Resizing(core, residency, self.copies, self.pressure)
-        self.found_memory = FoundMemory(core, residency)
         self.damage = Damage(core, self.requests, residency)
         self.erasing = Erasing(core, self.requests, residency, self.copies)
+        self.found_memory = FoundMemory(core, residency, self.erasing.erased)
         self.evicting = Evicting(core, self.requests, residency, self.pressure, self.reclaim)
         self.inspection = Inspection(
             core, self.copies, self.leases, self.pins, self.sessions, self.prefetching, self.waiting

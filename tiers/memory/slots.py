@@ -173,7 +173,7 @@ class SlotPool:
             self.num_extents -= 1
             if extent.slot_bytes:
                 self._open.get((extent.domain, extent.slot_bytes), {}).pop(number, None)
-            elif number in self._closed:
+            elif number in self._closed or number in self._held:
                 pass
             elif extent.domain == _UNBOUND:
                 self._uncut_unbound.remove(number)
@@ -183,7 +183,8 @@ class SlotPool:
 
     def take_gone(self) -> list[int]:
         """Return the leaving extents that became empty since the last call: their memory may go."""
-        gone = sorted(number for number in self.leaving if not self._extents[number].taken)
+        empty = [number for number in self.leaving if not self._extents[number].taken]
+        gone = sorted(number for number in empty if number not in self._held | self._closed)
         self.leaving.difference_update(gone)
         self._gone.update(gone)
         for number in gone:
@@ -205,7 +206,7 @@ class SlotPool:
         """
         self._held.remove(number)
         if not sizes:
-            self._uncut_unbound.append(number)
+            self._make_available(number)
             return
         if is_closed:
             self._closed.add(number)
@@ -249,7 +250,9 @@ class SlotPool:
         return [number for number in range(len(self._extents)) if number not in self._gone]
 
     def taken_slots(self, number: int) -> int:
-        """Return how many slots of an extent are taken."""
+        """Return how many slots of an extent are taken; of one that is held all that may be."""
+        if number in self._held:
+            return self.extent_bytes // MIN_SLOT_BYTES
         return len(self._extents[number].taken)
 
     def settle(self, place: int) -> None:
@@ -357,9 +360,9 @@ class SlotPool:
         self._make_available(number)
 
     def _make_available(self, number: int) -> None:
-        """List an extent that has free slots, or is uncut, where `reserve` looks. Not one that leaves or is
-        closed."""
-        if number in self.leaving or number in self._closed:
+        """List an extent that has free slots, or is uncut, where `reserve` looks. Not one that leaves, is
+        closed or is held."""
+        if number in self.leaving or number in self._closed or number in self._held:
             return
         extent = self._extents[number]
         if extent.slot_bytes:

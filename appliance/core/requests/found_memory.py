@@ -2,14 +2,15 @@
 
 An extent arrives with the fragments that its headers name. Its slots are taken at once, so that nothing else
 gets them; a fragment becomes readable when its bytes have been verified, by the steps of a put. One that has
-other bytes, was put again meanwhile, or is none of its namespace gives its slot back.
+other bytes, was put again meanwhile, is none of its namespace, or is of a tenant that was erased meanwhile
+gives its slot back.
 
 Leases ended with the daemon that granted them, views did not: while a client still has one, nothing of its
 isolation domain is written to or evicted.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import cast
 
 from ....tiers.base import MemoryRoom
@@ -26,16 +27,19 @@ from ..instructions import Retract
 class FoundMemory:
     """Makes found fragments readable."""
 
-    def __init__(self, core: CoreState, residency: Residency) -> None:
+    def __init__(self, core: CoreState, residency: Residency, erased: Set[int]) -> None:
+        """`erased`: the namespaces of tenants that were erased since the start; it is read, not copied."""
         self._core = core
         self._residency = residency
+        self._erased = erased
         #: What clients of an earlier daemon may still view, by isolation domain: extents that are closed, and
         #: fragments that are held.
         self._viewed: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
         self._held: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
         #: Fragments with bytes that are not verified yet, by namespace and hash.
         self._unverified: dict[tuple[int, bytes], list[tuple[Tier, int, FragmentLabel]]] = {}
-        #: Blocks found before the one they continue: (namespace, hash of that one) -> rows.
+        #: Blocks found before the one they continue, in memory or in the cold store: (namespace, hash of that
+        #: one) -> their handles.
         self._orphans: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
 
     def take(self, event: ExtentFound) -> None:
@@ -48,6 +52,8 @@ class FoundMemory:
         room.adopt(event.extent, domain, {slot: label.raw_length for slot, label in mine}, is_viewed)
         if is_viewed and mine:
             self._viewed[domain].append((event.tier, event.extent))
+        if not self._orphans:
+            self._note_orphans()
         for slot, label in mine:
             waiting = self._unverified.setdefault((label.namespace_id, label.prefix_hash), [])
             waiting.append((event.tier, place_of(event.extent, slot), label))
@@ -97,6 +103,12 @@ class FoundMemory:
             for tier, fragment in self._held.pop(domain, ()):
                 self._residency.drop(fragment, tier)
 
+    def _note_orphans(self) -> None:
+        """Note the blocks of the cold store that may continue what is found."""
+        catalog = self._core.catalog
+        for row, parent_hash in catalog.lost_parent.items():
+            self._orphans[catalog.namespace_id[row], parent_hash].append(catalog.handle(row))
+
     def _domain_of(self, label: FragmentLabel) -> int | None:
         """Return the domain of a fragment; None if it is none of a namespace."""
         namespace = self._core.catalog.namespaces.get(label.namespace_id)
@@ -107,6 +119,8 @@ class FoundMemory:
     def _adopt(self, tier: Tier, place: int, label: FragmentLabel) -> bool:
         """Make a fragment readable at `place`; False if it is not wanted there."""
         catalog = self._core.catalog
+        if label.namespace_id in self._erased:
+            return False
         namespace = catalog.namespaces[label.namespace_id]
         row = namespace.rows.get(label.prefix_hash, NO_ROW)
         if row == NO_ROW:
@@ -137,7 +151,8 @@ class FoundMemory:
         if parent == NO_ROW and label.parent_hash:
             catalog.position[row] = label.position
             catalog.lost_parent[row] = label.parent_hash
-            self._orphans[namespace.id, label.parent_hash].append(row)
-        for child in self._orphans.pop((namespace.id, label.prefix_hash), ()):
-            self._residency.adopt_child(child, row)
+            self._orphans[namespace.id, label.parent_hash].append(catalog.handle(row))
+        for handle in self._orphans.pop((namespace.id, label.prefix_hash), ()):
+            if (child := catalog.row_of(handle)) != NO_ROW:
+                self._residency.adopt_child(child, row)
         return row

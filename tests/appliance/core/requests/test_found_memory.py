@@ -93,3 +93,53 @@ def test_fragments_of_no_namespace_are_not_waited_for() -> None:
     assert rig.planner.found_memory.unverified(17, CHAIN) == []
     rig.put(hashes("b", 4))
     assert all(rig.where(name) == {"dram"} for name in hashes("b", 4))
+
+
+def test_what_an_erased_tenant_had_is_not_taken() -> None:
+    """A get of it would be answered after the administrator was told that nothing is left."""
+    rig, found = rig_that_finds()
+    call = rig.call()
+    rig.do(ev.TenantErased(call, ""))
+    assert rig.answer(call).count == 0
+    rig.published |= {(Tier.DRAM, place): label.prefix_hash for place, label in found}
+    verify(rig, found)
+    assert rig.found(CHAIN) == 0
+    assert not rig.published
+    assert rig.planner.rooms[Tier.DRAM].statistics().taken_bytes == 0
+
+
+def shrinking(*numbers: int) -> tuple[Rig, SlotPool]:
+    """A rig with two extents of dram, of which these are held, that is to have one. And its room."""
+    rig = Rig(dram_blocks=4, nvme_blocks=0, num_extents=2)
+    room = rig.planner.rooms[Tier.DRAM]
+    assert isinstance(room, SlotPool)
+    room.hold(numbers)
+    rig.do(ev.PolicyChanged(rig.planner.core.options, rig.planner.core.choice, {Tier.DRAM: 1}))
+    return rig, room
+
+
+def test_an_extent_that_may_hold_something_leaves_last() -> None:
+    _, room = shrinking(1)
+    assert room.extents() == [1]
+
+
+def test_an_extent_that_leaves_stays_until_it_is_known_what_it_holds() -> None:
+    rig, room = shrinking(0, 1)
+    (leaving,) = room.leaving
+    rig.do(ev.ExtentFound(Tier.DRAM, 1 - leaving, []))
+    assert room.leaving == {leaving}
+    label = FragmentLabel(bytes(32), rig.namespace_id, CHAIN[0], b"", 0, 0, SLOT_BYTES, bytes(16))
+    rig.do(ev.ExtentFound(Tier.DRAM, leaving, [(0, label)]))
+    verify(rig, [(place_of(leaving, 0), label)])
+    rig.tick()
+    rig.settle()
+    assert not room.leaving
+    assert set(rig.published) == {(Tier.DRAM, place_of(1 - leaving, 0))}, "it was moved"
+
+
+def test_an_extent_that_leaves_and_holds_nothing_goes() -> None:
+    rig, room = shrinking(0, 1)
+    (leaving,) = room.leaving
+    rig.do(ev.ExtentFound(Tier.DRAM, leaving, []))
+    rig.tick()
+    assert room.extents() == [1 - leaving]
