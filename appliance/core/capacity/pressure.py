@@ -266,9 +266,11 @@ class Pressure:
             reason = self._reason_to_evict(row, tier, lower)
             if reason and residency.may_leave(row, tier):
                 return Progress.EVICTED, self._run_eviction.take(victim, tier, reason, max_blocks, policy)
-            if lower is None:  # incomplete, with children: evicted after them
+            if lower is None:  # continued elsewhere, or pinned
                 if self.refusals.is_pausing:
                     self._passed_over.append((tier, core.catalog.handle(row)))
+                elif self._evict_end(row, tier, reason):
+                    return Progress.EVICTED, 1
                 continue
             self._run_eviction.flush()
             step = self._send_down(victim, tier, lower)
@@ -299,8 +301,9 @@ class Pressure:
         further = self._lower(lower)
         if further is not None:  # past it, unless room appears there
             return Progress.NOTHING if self.spilling_bytes(lower) else self._send_down(victim, tier, further)
-        is_evicted = not self.spilling_bytes(tier) and self._evict_if_free(
-            victim, tier, f"coldest, no room in {lower.label}"
+        reason = f"coldest, no room in {lower.label}"
+        is_evicted = not self.spilling_bytes(tier) and (
+            self._evict_if_free(victim, tier, reason) or self._evict_end(row, tier, reason)
         )
         return Progress.EVICTED if is_evicted else Progress.NOTHING
 
@@ -310,6 +313,20 @@ class Pressure:
         if may_leave:
             self._residency.evict(victim.row, tier, reason, victim)
         return may_leave
+
+    def _evict_end(self, row: int, tier: Tier, reason: str) -> bool:
+        """Evict, from everywhere, the end of a chain that continues a victim: only that keeps it, and it is
+        offered again. What continues a block was used no later. False: there is none, or it stays."""
+        core, residency, end = self._core, self._residency, row
+        while core.catalog.first_child[end] != NO_ROW:
+            end = core.catalog.first_child[end]
+        tiers = [one for one in self._ladder.tiers if core.catalog.num_placed[one][end]]
+        if end == row or self.refusals.is_pausing or not all(residency.may_leave(end, one) for one in tiers):
+            return False
+        for one in tiers:
+            residency.evict(end, one, reason)
+        core.policies.evictions[tier].offer((row,), core.now)
+        return True
 
     def _has_way(self, row: int, tier: Tier, lower: Tier) -> bool:
         """Whether another memory of the host has room for a block below its high watermark, or gets it now:

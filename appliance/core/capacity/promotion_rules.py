@@ -2,8 +2,8 @@
 
 A fast tier is small, and most of what is loaded is read once. So a block that goes up takes room that is
 free, or that of a block which was used less recently than it was itself: a scan of prompts that come once
-finds no such block, and what is hot stays. And it goes up in chain order, because a block cannot leave before
-its children (I-5): one without its parent would hold that parent where it is.
+finds no such block, and what is hot stays. And it goes up in chain order, because a get that loads the parent
+from below gains nothing by the child.
 
 *Straight* means from the cold store onto the device without a stop in the put tier: encoded bytes cross the
 link and are decoded on the device. Which codecs that is quicker for is measured outside and told here; until

@@ -32,7 +32,6 @@ FRUITLESS_FRACTION = 0.9
 FRUITLESS_PAUSE_S = 1.0
 #: Once no segment in turn won room the pauses double, up to this: each try writes a segment in vain.
 MAX_FRUITLESS_PAUSE_S = 60.0
-SPARE_HALF = "half of it, and memory has all"
 
 
 class Reclaim:
@@ -207,8 +206,7 @@ class Reclaim:
         if is_partial and any(catalog.num_resident[tier][row] for tier in self._memory_tiers):
             self._wanted_bytes += num_bytes
         for victim in doomed:
-            is_spare = self._residency.is_spare_half(victim, self._log_tier)
-            self._residency.evict(victim, self._log_tier, SPARE_HALF if is_spare else "segment reclaimed")
+            self._residency.evict(victim, self._log_tier, "segment reclaimed")
             for tier in self._core.ladder.host_tiers:  # a part that cannot be read
                 if catalog.tier_of(victim) is None and self._residency.may_leave(victim, tier):
                     self._residency.evict(victim, tier, "incomplete")

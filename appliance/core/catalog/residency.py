@@ -21,6 +21,7 @@ from .story import NO_VERDICT, Verdict
 from .transitions import Vacated
 
 INCOMPLETE = "incomplete"
+SPARE_HALF = "half of it, and memory has all"
 
 
 class Residency(Rules):
@@ -53,8 +54,6 @@ class Residency(Rules):
         num_resident = catalog.num_resident[tier][row]
         self.drop(fragment, tier)
         if num_resident == catalog.namespace_of(row).num_groups:
-            for slower in self._memory_tiers[tier + 1 :]:
-                self.offer(row, slower)  # where it is no longer needed for what continues it here
             is_moved = any(
                 catalog.num_resident[other][row] == num_resident for other in self._tiers if other != tier
             )
@@ -83,12 +82,14 @@ class Residency(Rules):
 
         `may_leave` must hold, or of the cold store `why_in_store` be empty. `victim`: what the policy said of
         it, when a policy chose. `reason`: for the story; a block that could not be read any more has another
-        one."""
+        one, and so has a spare half, which leaves although blocks continue it."""
         is_asked = tier == self._log_tier and reason == ADMINISTRATOR
         may_leave = not self.why_in_store(row) if is_asked else self.may_leave(row, tier)
         assert may_leave, self.core.story.words(self._catalog.prefix_hash[row])
         if self._catalog.tier_of(row) is None:
             reason = INCOMPLETE
+        elif not is_asked and self.is_spare_half(row, tier):
+            reason = SPARE_HALF
         freed = 0
         for fragment in self._catalog.fragments(row):
             if self._catalog.state[tier][fragment] == State.RESIDENT:

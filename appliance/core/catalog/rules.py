@@ -29,25 +29,21 @@ class Rules:
         self._ladder = core.ladder
         self._tiers, self._memory_tiers = core.ladder.tiers, core.ladder.memory_tiers
         self._log_tier = core.ladder.log_tier
-        #: Faster tiers in which a child keeps a block, by the block's tier. None for slower memory: children
-        #: of blocks there are put above them all the time.
-        put_tier = core.ladder.put_tier
-        is_slower_memory = [put_tier < tier < self._log_tier for tier in self._tiers]
-        self._faster = [() if is_slower_memory[tier] else core.ladder.above(tier) for tier in self._tiers]
+        #: By tier: how many children a block has in the tiers in which they keep it there.
+        children = core.catalog.num_children_placed
+        self._children = [children if tier == self._log_tier else [children[tier]] for tier in self._tiers]
         self._offline = core.offline
         self._pin_floors = core.pin_floors
 
     def is_candidate(self, row: int, tier: Tier) -> bool:
         """Whether a block may be demoted out of a tier.
         Invariants 3 (nothing holds it), 4 (no session decodes on it), the first half of 5 (no child in the
-        same tier, nor in a faster one unless the block itself is there, too), and its pins."""
+        same tier; in the cold store, which is all there is after a restart, nor in memory), and its pins."""
         catalog = self._catalog
         if catalog.num_keepers[row] or catalog.num_holds[tier][row] or catalog.num_resident[tier][row] == 0:
             return False
-        if catalog.num_children_placed[tier][row] and not self.is_spare_half(row, tier):
-            return False
-        for faster in self._faster[tier]:
-            if catalog.num_children_placed[faster][row] and not self._stays_above(row, tier, faster):
+        for num_children in self._children[tier]:
+            if num_children[row] and not self.is_spare_half(row, tier):
                 return False
         # A floor in a slower tier does not forbid the copy that takes the block there.
         return (
@@ -138,13 +134,6 @@ class Rules:
         others = self._tiers if tier > floor else self._tiers[: floor + 1]
         working = [other for other in others if other != tier and other not in self._offline]
         return self.is_covered(row, tier, working)
-
-    def _stays_above(self, row: int, tier: Tier, faster: Tier) -> bool:
-        """Whether a block that leaves `tier` is still in a faster one, whole, with what continues it there.
-        Not so for what the cold store has whole: after a restart it is all there is."""
-        if tier == self._log_tier:
-            return self.is_spare_half(row, tier)
-        return self._catalog.num_resident[faster][row] == self._catalog.namespace_of(row).num_groups
 
     def _working_below(self, tier: Tier) -> list[Tier]:
         return [other for other in self._tiers[tier + 1 :] if other not in self._offline]

@@ -35,10 +35,9 @@ class RunEviction:
         for tier, slower in sorted(core.ladder.host_edges, reverse=True):
             if slower in core.rooms:
                 self._stored_in[tier] = slower
-        #: By tier: counts of places in the other tiers, and of children with a place in the faster ones.
+        #: By tier: counts of places in the other tiers.
         catalog, rooms = core.catalog, core.rooms
         self._elsewhere = {t: [catalog.num_placed[other] for other in rooms if other != t] for t in rooms}
-        self._faster = {t: [catalog.num_children_placed[one] for one in rooms if one < t] for t in rooms}
         self._rows: list[int] = []  # taken, of one namespace and tier
         self._nowhere: list[int] = []  # those of them that are in no other tier
         self._parents: list[int] = []  # of those that were taken last of their run
@@ -113,7 +112,7 @@ class RunEviction:
         catalog, leaf = core.catalog, victim.row
         num_groups = catalog.namespace_of(leaf).num_groups
         stored_in = self._stored_in[tier]
-        elsewhere, faster = self._elsewhere[tier], self._faster[tier]
+        elsewhere = self._elsewhere[tier]
         complete, stored = catalog.num_resident[tier], catalog.num_resident[stored_in]
         # A child in a tier that is offline may stay behind; its parent's row then has to.
         is_only_here = catalog.first_child[leaf] == NO_ROW and not _is_in_any(elsewhere, leaf)
@@ -127,7 +126,7 @@ class RunEviction:
         while row >= 0 and len(run) < limit:
             if keepers[row] or holds[row] or children[row] != 1 or complete[row] != num_groups:
                 break
-            if row in floors or (faster and _is_in_any(faster, row)):
+            if row in floors:
                 break
             if is_only_here:
                 if first_child[row] != child or next_sibling[child] >= 0:

@@ -46,6 +46,7 @@ class _Candidate(NamedTuple):
     handle: int
     target: Tier
     first_at: float  # its first use, of those counted
+    has_asked: bool = False  # for room: it does so twice, then it waits for its next use
 
 
 class UseCounts:
@@ -109,7 +110,8 @@ class Promotions:
                 break
             if self._loads.rules.admits(row, candidate.first_at, target):
                 if not self._loads.promote(row, target, Urgency.WAITING, float("inf")):
-                    self._waiting.appendleft(candidate)  # room is being made: its end is an event
+                    if not candidate.has_asked:  # room is being made: its end is an event
+                        self._waiting.appendleft(candidate._replace(has_asked=True))
                     self._room_asked_at = core.now
                     break
                 num_promoted += 1

@@ -1,6 +1,9 @@
 """Two tiers of host memory: blocks are demoted from one into the other and on into the log, read in place in
 both, and promoted when they are used again. The core knows neither by name (tests/test_core_structure.py)."""
 
+from dataclasses import replace
+
+from kvtier.appliance.core.events import PolicyChanged
 from kvtier.appliance.core.results import AcquireResult
 from kvtier.tiers.ladder import with_memory
 
@@ -110,3 +113,41 @@ def test_a_run_leaves_only_when_the_next_memory_has_all_of_it() -> None:
     rig.put(hashes("b", 32))
     rig.settle()
     assert all(rig.where(name) == {"cxl", "nvme"} for name in chain)
+
+
+def test_a_second_memory_too_small_for_one_block_does_not_keep_its_parent_in_the_first() -> None:
+    """The log is absent, and the second memory's high watermark is below one block: the parent could neither
+    go down nor, while its child was there, be evicted. Puts were declined for ever (seeds 1455, 16955)."""
+    rig = Rig(dram_blocks=2, cxl_blocks=1, nvme_blocks=0)
+    first, second = hashes("a", 2)
+    assert rig.put([first, second]) == [STORED, STORED]
+    put(rig, "b")
+    assert rig.where(first) == {"dram"}
+    assert rig.where(second) == {"cxl"}
+    options = replace(rig.planner.core.options, high_watermark=0.9)
+    rig.do(PolicyChanged(options, rig.planner.core.choice, {}))
+    rig.settle()
+    assert rig.put(hashes("c", 2)) == [STORED, STORED]
+    assert rig.where(first) == rig.where(second) == set()
+
+
+def test_a_second_memory_that_shrinks_gives_up_a_block_with_what_continues_it() -> None:
+    """Without a log the parent in the second memory is its only copy. Its child in the first one kept it, and
+    so the extents that leave, for ever (seed 15283)."""
+    rig = Rig(dram_blocks=2, cxl_blocks=1, nvme_blocks=0)
+    cxl = rig.planner.rooms[CXL]
+    cxl.grow(2)  # type: ignore[attr-defined]
+    first, second = hashes("a", 2)
+    assert rig.put([first]) == [STORED]
+    rig.settle()
+    for name in ("b", "c", "d"):
+        put(rig, name)
+    assert rig.where(first) == where(rig, "b") == {"cxl"}
+    assert rig.put([second], first) == [STORED]
+    rig.settle()
+    rig.do(PolicyChanged(rig.planner.core.options, rig.planner.core.choice, {CXL: 1}))
+    for _ in range(4):
+        rig.settle()
+        rig.tick(1.0)
+    assert not cxl.leaving  # type: ignore[attr-defined]
+    assert (rig.where(first), rig.where(second)) == (set(), set())

@@ -1,7 +1,7 @@
 """Blocks of which only a part is here: they leave like others, and keep nobody else from leaving."""
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.capacity.reclaim import SPARE_HALF
+from kvtier.appliance.core.catalog.residency import SPARE_HALF
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier, Urgency
 
@@ -141,6 +141,25 @@ def test_a_block_does_not_leave_dram_before_a_child_that_only_the_other_one_has_
     assert [rig.where(name) for name in chain] == [{"dram"}, {"hbm"}]
 
 
+def test_a_block_that_nvme_has_leaves_dram_before_a_child_in_hbm() -> None:
+    """Half of it was in hbm, where nothing asked for room; all of dram was such blocks, and no put found any.
+    (Simulator, seed 3132.)"""
+    rig = Rig(dram_blocks=2, nvme_blocks=16, hbm_blocks=4, write="through")
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.settle()
+    first, second = (rig.planner.catalog.find(rig.namespace_id, name) for name in chain)
+    rig.planner.loads.bring(rig.planner.catalog.first_fragment[first], Tier.HBM, None)
+    rig.planner.loads.promote(second, Tier.HBM, Urgency.WAITING, float("inf"))
+    rig.planner.loads.start(Urgency.WAITING, float("inf"))
+    rig.tick()
+    rig.settle()
+    assert rig.put(hashes("new", 2)) == [STORED] * 2
+    assert [rig.where(name) for name in chain] == [{"nvme"}, {"hbm", "nvme"}]
+    assert in_tier(rig, chain[0], Tier.HBM) == 1
+    assert rig.found(chain) == 2
+
+
 def test_a_block_of_hbm_that_finds_little_room_below_does_not_go_in_circles() -> None:
     """Only what nvme has not is spilled to dram; one fragment does not push the other out. (Seed 102826.)"""
     rig = Rig(dram_blocks=1, nvme_blocks=16, hbm_blocks=2)
@@ -239,6 +258,8 @@ def test_what_nvme_has_of_half_a_block_may_go_when_memory_has_all_of_it() -> Non
     assert not residency.may_leave(row, Tier.NVME), "a session decodes on it"
     residency.unkeep(row)
     assert residency.evict(row, Tier.NVME, "test") == SLOT_BYTES
+    rig.tick()
+    assert rig.notices[-1].reason == SPARE_HALF, "what continues it stays (simulator, seed 11509)"
     assert rig.found(chain) == 2
 
 

@@ -107,7 +107,7 @@ def test_colder_blocks_make_room() -> None:
 
 
 def test_never_a_child_without_its_parent() -> None:
-    """A get that has the beginning already asks for the rest; that rest would hold its parents in dram."""
+    """A get that has the beginning already asks for the rest; that rest is of no use there alone."""
     rig = make_rig()
     chain = hashes("a", 3)
     rig.put(chain)
@@ -168,3 +168,21 @@ def test_who_was_kept_while_its_room_was_wanted_may_leave_afterwards() -> None:
     rig.do(ev.EvictRequested(let_go, Tier.HBM, 0))
     assert rig.answer(let_go).num_blocks == 2, "in dram they stay, for what continues them there"
     assert rig.planner.check_integrity() == []
+
+
+def test_a_block_that_found_no_room_twice_waits_for_its_next_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What made room lost its record at once, and made room again, for ever. (Simulator, seed 7379.)"""
+    rig = make_rig()
+    chain = hashes("a", 1)
+    rig.put(chain)
+    deliver(rig, chain)
+    asked: list[int] = []
+    monkeypatch.setattr(rig.planner.loads, "promote", lambda row, *_: asked.append(row))
+    deliver(rig, chain)
+    for _ in range(5):
+        rig.tick(1.0)
+    assert len(asked) == 2
+    deliver(rig, chain)
+    for _ in range(5):
+        rig.tick(1.0)
+    assert len(asked) == 4
