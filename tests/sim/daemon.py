@@ -110,6 +110,7 @@ class Daemon:
         self.mover = Mover(self)
         self.stagings: dict[int, Staging] = {}  # of living clients
         self.local: set[int] = set()
+        self.unfound: set[int] = set()  # what an earlier life left in memory that was not looked at yet
         #: What local clients were told they may read: lease -> (tier, place).
         self.leased: dict[int, dict[tuple[Tier, int], None]] = {}
         #: Blocks that left a tier in this very step, perhaps after a reply that still counted on them.
@@ -155,16 +156,18 @@ class Daemon:
         """The caller no longer listens."""
         self._calls.pop(call, None)
 
-    def step(self, event: ev.Event) -> None:
-        """Give one event to the planner and do what it says."""
+    def step(self, event: ev.Event, check: Callable[[], None] | None = None) -> None:
+        """Give one event to the planner and do what it says; `check` is made before anything follows."""
         if not self.is_alive:
             return
         world = self.world
         world.note(type(event).__name__, *_detail(event))
-        if world.seed % 2 or not isinstance(event, ev.CopyFinished):
+        if check is None and (world.seed % 2 or not isinstance(event, ev.CopyFinished)):
             self._carry_out(event, self.planner.handle(event, world.now))
         else:  # as the daemon does: others hear of what landed after its answers are out
             self._carry_out(event, self.planner.answer(event, world.now))
+            if check is not None:
+                check()
             self._carry_out(event, self.planner.follow_up())
         self.oracle.after_step()
 

@@ -54,8 +54,11 @@ class Erasing:
         world.note("!erase", tenant)
         daemon.oracle.is_lossy = True  # blocks vanish, whoever counts on them
         doomed = self._cold.erase(tenant)
-        for namespace in daemon.planner.catalog.namespaces.values():
-            if tenant_of(namespace.identity.domain) == tenant:
+        namespaces = daemon.planner.catalog.namespaces.values()
+        digests = {one.identity.digest for one in namespaces if tenant_of(one.identity.domain) == tenant}
+        doomed |= {token for token in daemon.unfound if self._contents.key_of(token)[0] in digests}
+        for namespace in namespaces:
+            if namespace.identity.digest in digests:
                 for memory in daemon.memories.values():
                     doomed |= memory.tokens_of(namespace.id)
         self._doomed |= doomed
@@ -70,8 +73,10 @@ class Erasing:
 
         daemon.step(ev.TenantErased(daemon.call(0, answered, world.now + 60), tenant))
 
-    def crashed(self) -> None:
-        """Memory is gone, and the key was before: whatever the planner had not come to is gone, too."""
-        self._contents.bury(self._doomed)
+    def crashed(self, *, is_memory_kept: bool) -> None:
+        """The key was gone before memory: whatever the planner had not come to is gone, too, unless memory
+        outlived the daemon. Then the caller had no answer, and has to ask again."""
+        if not is_memory_kept:
+            self._contents.bury(self._doomed)
         self._doomed = set()
         self._is_under_way = False

@@ -78,6 +78,12 @@ class VirtualMemory:
             if slot.label is not None and slot.label.namespace_id == namespace_id
         }
 
+    def published(self) -> list[tuple[int, FragmentLabel, int]]:
+        """Return (place, label, token) of everything that can be read here."""
+        return [
+            (place, slot.label, slot.token) for place, slot in self._slots.items() if slot.label is not None
+        ]
+
     def matches(self, place: int, label: FragmentLabel) -> bool:
         """Whether the fragment published here is that of `label`: what ExtentEngine.verify compares."""
         found = self.slot(place).label

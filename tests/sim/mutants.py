@@ -30,6 +30,7 @@ from . import (
     daemon,
     memory,
     mutants_budget,
+    mutants_keeping,
     mutants_prefetch,
     mutants_puts,
     mutants_resizing,
@@ -405,6 +406,7 @@ MUTANTS = [
     ),
     Mutant("awaited for ever", "what left dram is awaited there", mutants_prefetch.awaited_for_ever),
     *(Mutant(*planted) for planted in mutants_resizing.PLANTED),
+    *(Mutant(*planted) for planted in mutants_keeping.PLANTED),
     *(Mutant(*planted) for planted in mutants_budget.PLANTED),
     *(Mutant(*planted) for planted in mutants_writing.PLANTED),
 ]

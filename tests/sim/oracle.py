@@ -15,7 +15,7 @@ from kvtier.appliance.core.events import Event, PrefetchRequested
 from kvtier.appliance.core.instructions import BlockChange, Copy, Instruction, Notify
 from kvtier.tiers.block import Tier, Urgency
 
-from .ladder import CXL, DRAM, MAPPED, NVME
+from .ladder import DRAM, MAPPED, NVME
 from .world import Violation, World
 
 if TYPE_CHECKING:
@@ -259,18 +259,11 @@ class Oracle:
             )
 
     def _protected_tiers(self, row: int, notice: Notify) -> list[Tier]:
-        """Return where nothing may continue a block that left a tier: there, and in every faster one; but
-        not where the block is still whole, when it left memory. What an administrator takes out of the cold
-        store may be continued in memory, if it is there, too."""
+        """Return where nothing may continue a block that left a tier: there; in memory, too, when it left the
+        cold store. What an administrator takes out of that may be continued in memory, if it is there."""
         catalog, left = self._daemon.planner.catalog, notice.tier
-        if left is NVME and notice.reason == ADMINISTRATOR and catalog.tier_of(row) is not None:
-            return [NVME]
-        num_groups = catalog.namespace_of(row).num_groups
-        if left is CXL:
-            return [CXL]  # its children come into dram all the time
-        faster = [] if left is NVME else MAPPED.above(left)
-        whole = [tier for tier in faster if catalog.num_resident[tier][row] == num_groups]
-        return [tier for tier in MAPPED.tiers[: left + 1] if tier not in whole]
+        is_asked = notice.reason == ADMINISTRATOR and catalog.tier_of(row) is not None
+        return list(MAPPED.tiers) if left is NVME and not is_asked else [left]
 
     def _is_offline(self) -> bool:
         return bool(self._daemon.planner.core.offline) or self._daemon.was_offline

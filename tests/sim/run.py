@@ -20,6 +20,7 @@ from .cold import VirtualColdStore
 from .config import Config, draw
 from .daemon import Daemon
 from .erasing import Erasing
+from .keeping import Keeping
 from .ladder import NVME
 from .last_put import check_room
 from .namespaces import Namespaces
@@ -74,6 +75,7 @@ class Run:
         self.crowd = Crowd(self.world, self.config, self.contents, self.daemon)
         self.changes = Changes(self.world, self.config)
         self.erasing = Erasing(self.world, self.config, self.contents, self.cold)
+        self.keeping = Keeping(self.world, self.contents)
         self.num_left = self.config.num_operations
 
     def execute(self) -> None:
@@ -114,7 +116,7 @@ class Run:
             self._drain()
         else:
             self.crowd.act()
-        self.tenants.check(self.daemon.planner)
+        self.tenants.check(self.daemon.planner, counts_extents=not self.keeping.is_on)
         world.after(world.spread(self.config.step_s), self._next)
 
     def settle(self) -> None:
@@ -168,18 +170,23 @@ class Run:
         world.note("!crash", power)
         certain = self._certain_survivors(power)
         self.daemon.kill()
-        self.erasing.crashed()
+        kept = self.keeping.keep(self.daemon) if self.keeping.is_on and not power else None
+        self.erasing.crashed(is_memory_kept=kept is not None)
         for client in self.crowd.clients:
             client.is_alive = False
         if power:
             self.cold.power_cut(kept=world.random())
         written = self.daemon.planner.write_budget.state()
         self.daemon = self._daemon()
+        if kept is not None:
+            self.keeping.hand_over(kept, self.daemon)
         if written is not None:  # kept beside the store, and the clock goes on
             self.daemon.planner.write_budget.restore(written, written["as_of"])
         if self.config.num_segments:
             self._adopt(certain)
         self.crowd.open(self.daemon)
+        if kept is not None:
+            self.keeping.adopt(kept, self.daemon)
 
     def _adopt(self, certain: dict[int, tuple[bytes, bytes, int]]) -> None:
         recovered = self.cold.recover()

@@ -81,23 +81,22 @@ class Writes:
         is_usable = NVME not in planner.core.offline and not daemon.config.rates["no_place"]
         if not is_usable or planner.core.now < planner.refusals.ask_again_at:
             return
+        host_rooms = [planner.rooms[tier] for tier in MAPPED.host_tiers if tier in planner.rooms]
+        taken_bytes = sum(room.statistics().taken_bytes for room in host_rooms)
+        if taken_bytes >= log.num_segments * log.segment_bytes / 2:
+            return  # as much as that may be in both
         budget = planner.core.options.daily_write_bytes
-        catalog = planner.catalog
-        for namespace in catalog.namespaces.values():
+        dirty: dict[int, int] = {}  # by row: the bytes of its records at most
+        for namespace in planner.catalog.namespaces.values():
             most_bytes = sum(map(record_bytes, namespace.fragment_bytes))
             if budget is not None and budget < most_bytes:
                 continue
-            if not log.has_free_room(most_bytes, planner.core.options.min_free_segments):
-                continue
-            host_rooms = [planner.rooms[tier] for tier in MAPPED.host_tiers if tier in planner.rooms]
-            if (
-                sum(room.statistics().taken_bytes for room in host_rooms)
-                >= log.num_segments * log.segment_bytes / 2
-            ):
-                continue  # as much as that may be in both
             for name, row in namespace.rows.items():
                 if (namespace.id, name) not in self._unwanted and self._is_dirty(daemon, row):
-                    raise Violation("dirty", f"row {row} is only in memory, and nothing is in its way")
+                    dirty[row] = most_bytes
+        # They are copied in their order: what there is no room for keeps smaller ones waiting.
+        if dirty and log.has_free_room(max(dirty.values()), planner.core.options.min_free_segments):
+            raise Violation("dirty", f"row {min(dirty)} is only in memory, and nothing is in its way")
 
     @staticmethod
     def _is_dirty(daemon: "Daemon", row: int) -> bool:
