@@ -69,8 +69,8 @@ class LimitSettings(Section):
     """Largest staging extent of a client, a multiple of 4KiB. Lower it on hosts with many clients and little
     memory; raise it when one put is larger."""
     max_pinned: Fraction = 0.5
-    """Share of a memory tier that leases and pins of one client may hold. Raise it when one runtime has the
-    daemon to itself; lower it when several must not starve each other."""
+    """Share of a memory tier that leases of one client may hold, and pins of all clients together. Raise it
+    when one runtime has the daemon to itself; lower it when several must not starve each other."""
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

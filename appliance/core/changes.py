@@ -66,7 +66,7 @@ class Changes:
                 continue
             books = core.rooms[tier].statistics()
             unit_bytes = books.capacity_bytes // self.num_units(tier)
-            pinned_bytes = self._pins.pinned_bytes[tier]
+            pinned_bytes = self._pins.pinned_bytes(tier)
             if num_units * unit_bytes < pinned_bytes:
                 problems.append(
                     f"tier {tier.label} cannot shrink to {num_units * unit_bytes} bytes: "

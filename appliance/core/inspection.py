@@ -148,7 +148,7 @@ class Inspection:
             "used_bytes": core.transitions.resident_bytes[tier],
             "reserved_bytes": core.transitions.arriving_bytes[tier],
             "condemned_bytes": core.transitions.condemned_bytes[tier],
-            "pinned_bytes": self._pins.pinned_bytes[tier],
+            "pinned_bytes": self._pins.pinned_bytes(tier),
             "num_fragments": core.transitions.num_resident[tier],
         }
 

@@ -37,8 +37,8 @@ class PlannerOptions:
     #: From so many sessions on, silent ones of which the last block is gone are forgotten: 2 KiB each.
     many_sessions: int = 8192
     max_leases_per_client: int = 4096
-    max_pins: int = 65_536
-    #: Share of a memory tier's capacity that leases and pins of one client may hold.
+    max_pinned_blocks: int = 1 << 20  # of all pins, counted once for each
+    #: Share of a memory tier's capacity that leases of one client may hold, and pins of all tenants together.
     max_pinned_fraction: float = 0.5
     #: Puts that may wait for room at the same time.
     max_waiting_puts: int = 256

@@ -12,21 +12,21 @@ from collections import Counter
 class Shares:
     """Counts what each tenant holds of `capacity` bytes or items, and decides whether it may take more.
 
-    Without `num_tenants` nothing is reserved. The common tenant of a daemon without tenants, "", may take
-    everything.
+    With 0 `num_tenants` there are none to protect, and everything may be taken. None: nothing is reserved,
+    and only the common tenant "" may take everything.
     """
 
-    def __init__(self, capacity: int, num_tenants: int = 0) -> None:
+    def __init__(self, capacity: int, num_tenants: int | None = None) -> None:
         self.taken = 0
         self._taken_by: Counter[str] = Counter()
         self.resize(capacity, num_tenants)
 
-    def resize(self, capacity: int, num_tenants: int) -> None:
+    def resize(self, capacity: int, num_tenants: int | None) -> None:
         """Set another capacity and number of tenants. What was taken stays taken."""
         self.capacity = capacity
         self._reserved = capacity // (2 * num_tenants) if num_tenants else 0  # for each tenant
-        self._pool = capacity - self._reserved * num_tenants
-        self._has_tenants = num_tenants > 0
+        self._pool = capacity - self._reserved * (num_tenants or 0)
+        self._num_tenants = num_tenants
         self._taken_of_pool = sum(map(self._of_pool, self._taken_by.values()))
 
     def largest(self, tenant: str) -> int:
@@ -69,7 +69,7 @@ class Shares:
         self.add(tenant, -number)
 
     def _is_bounded(self, tenant: str) -> bool:
-        return bool(tenant) or self._has_tenants
+        return bool(tenant) if self._num_tenants is None else self._num_tenants > 0
 
     def _of_pool(self, held: int) -> int:
         """Return how much of what a tenant holds stands above its reserved part."""

@@ -113,7 +113,9 @@ class Daemon:
 
     def _wire_services(self, settings: Settings, epoch: int) -> None:
         """Build what serves: authentication, the two transports, and what reads the daemon."""
-        self.clients = ClientRegistry(self.appliance, settings.limits.max_clients)
+        self.clients = ClientRegistry(
+            self.appliance, settings.limits.max_clients, settings.planner_options().num_tenants
+        )
         self.access = Authenticator(settings.access, settings.tenants)
         self.rates = CallRates(settings.tenants)
         self.put_buffers = PutBuffers(MAX_STREAM_PUT_BYTES)
@@ -356,7 +358,7 @@ class Daemon:
         self.settings = settings
         self.service.options = settings.planner_options()
         self.service.compression = settings.compression
-        self.clients.limit(settings.limits.max_clients)
+        self.clients.limit(settings.limits.max_clients, self.service.options.num_tenants)
         if self.codec_selection is not None:
             self.codec_selection.adopt(settings.compression)
         self.access.adopt(settings.tenants)

@@ -14,11 +14,12 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ...tiers.block import Tier
+from ...tiers.block import Tier, tenant_of
 from ...tiers.codecs.streaming import StreamEncoder
 from ...tiers.memory.staging import StagingExtent
 from ..appliance import Appliance
 from ..core.events import ClientOpened
+from ..core.shares import Shares
 from ..errors import error
 from ..transfer.lanes import Route
 
@@ -49,11 +50,15 @@ class ConnectedClient:
 
 
 class ClientRegistry:
-    """The registry, bounded by `max_clients`. Opening and closing tells the planner."""
+    """The registry, bounded by `max_clients`, of which each tenant has a share. Tells the planner of clients.
 
-    def __init__(self, appliance: Appliance, max_clients: int) -> None:
+    `staging` counts the bytes of staging extents by tenant (local_server.py).
+    """
+
+    def __init__(self, appliance: Appliance, max_clients: int, num_tenants: int = 0) -> None:
         self._appliance = appliance
-        self._max_clients = max_clients
+        self._shares = Shares(max_clients, num_tenants)
+        self.staging = Shares(0, 0)
         self._by_id: dict[int, ConnectedClient] = {}
         self._by_request: dict[tuple[str, str], ConnectedClient] = {}  # remote ones: OpenClient is idempotent
 
@@ -63,9 +68,9 @@ class ClientRegistry:
     def __iter__(self) -> Iterator[ConnectedClient]:
         return iter(list(self._by_id.values()))
 
-    def limit(self, max_clients: int) -> None:
+    def limit(self, max_clients: int, num_tenants: int) -> None:
         """Set the largest number of clients. Clients that are registered stay."""
-        self._max_clients = max_clients
+        self._shares.resize(max_clients, num_tenants)
 
     def get(self, client_id: int) -> ConnectedClient | None:
         """Return a client, None when it is unknown or was silent for too long."""
@@ -85,10 +90,10 @@ class ClientRegistry:
         uid: int,
     ) -> ConnectedClient:
         """Register a connection of the local channel with its staging extent. Raises BusyError."""
-        self._make_room()
+        self._make_room(domain)
         client = ConnectedClient(self._draw_id(True), name, domain, True, pid=pid, uid=uid)
         client.staging, client.staging_bytes = staging, staging.num_bytes
-        self._by_id[client.id] = client
+        self._add(client)
         self._appliance.mover.attach(client.id, routes)
         self._appliance.step(ClientOpened(client.id, name, True, domain))
         return client
@@ -96,12 +101,12 @@ class ClientRegistry:
     def open_pages(self, owner: ConnectedClient, routes: Mapping[Tier, Route]) -> ConnectedClient:
         """Register what holds leases and makes puts for registered pages of `owner`, which it may outlive:
         a device may still be copying. `routes` lead out of the pages. Raises BusyError."""
-        self._make_room()
+        self._make_room(owner.domain)
         client = ConnectedClient(
             self._draw_id(True), f"pages of {owner.name or owner.id}", owner.domain, True
         )
         client.pid, client.uid = owner.pid, owner.uid
-        self._by_id[client.id] = client
+        self._add(client)
         self._appliance.mover.attach(client.id, routes)
         self._appliance.step(ClientOpened(client.id, client.name, True, client.domain))
         return client
@@ -122,13 +127,13 @@ class ClientRegistry:
         known = self._by_request.get((owner, request_id))
         if known is not None and self.get(known.id) is known:
             return known
-        self._make_room()
+        self._make_room(domain)
         now = self._appliance.clock()
         client = ConnectedClient(self._draw_id(False), name, domain, False, owner=owner)
         client.ttl_s = ttl_s or CLIENT_TTL_S
         client.expires_at = now + client.ttl_s
         client.request_id = request_id
-        self._by_id[client.id] = client
+        self._add(client)
         if request_id:
             self._by_request[owner, request_id] = client
         self._appliance.mover.attach(client.id, routes)
@@ -149,6 +154,7 @@ class ClientRegistry:
         if client is None:
             return
         self._by_request.pop((client.owner, client.request_id), None)
+        self._shares.give(tenant_of(client.domain), 1)
         self._appliance.client_gone(client_id, reason)
         for silence in client.receiving:
             if not silence.expired():
@@ -156,6 +162,7 @@ class ClientRegistry:
         if client.staging is not None:
             client.staging.close()
             client.staging = None
+            self.staging.give(tenant_of(client.domain), client.staging_bytes)
 
     def expire(self) -> float | None:
         """Close the silent ones; return when the next one would be, on the appliance's clock."""
@@ -173,8 +180,18 @@ class ClientRegistry:
             if number and number not in self._by_id:
                 return number
 
-    def _make_room(self) -> None:
-        if len(self._by_id) >= self._max_clients:
+    def _add(self, client: ConnectedClient) -> None:
+        self._by_id[client.id] = client
+        self._shares.add(tenant_of(client.domain), 1)
+
+    def _make_room(self, domain: str) -> None:
+        """Raise BusyError unless the tenant of an isolation domain may have one more client."""
+        tenant = tenant_of(domain)
+        if not self._shares.may_take(tenant, 1):
             self.expire()
-        if len(self._by_id) >= self._max_clients:
-            raise error("TOO_MANY_CLIENTS", f"{self._max_clients} clients are open", retry_after_s=1.0)
+        if not self._shares.may_take(tenant, 1):
+            message = (
+                f"limits.max_clients: the tenant has {self._shares.held(tenant)} clients open, its share of "
+                f"{self._shares.capacity}; close some, or raise the limit"
+            )
+            raise error("TOO_MANY_CLIENTS", message, retry_after_s=1.0)

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ... import __version__
 from ...tiers.base import CopyError
-from ...tiers.block import Tier
+from ...tiers.block import Tier, tenant_of
 from ...tiers.memory.memfd import SharedMemoryError
 from ...tiers.memory.staging import StagingExtent
 from ...v1 import direct_pb2, local_pb2
@@ -46,6 +46,7 @@ MAX_ACCEPTED = 64  # connections accepted before the event loop goes on
 #: Connections of users that belong to no tenant, where there are tenants: they are told so, and closed.
 MAX_STRANGERS = 16
 MAX_PREFAULTS = 2  # at a time: they take threads that others need, too
+MIN_STAGING_BYTES = 4 << 20  # less than this is refused rather than given, unless less is wanted
 ATTACH_TIMEOUT_S = 5.0
 MAX_DOMAINS = 256
 REST_S = 1.0  # after a connection could not be accepted
@@ -278,8 +279,7 @@ class LocalServer:
             raise error("TOO_MANY_CLIENTS", f"{MAX_DOMAINS} isolation domains are in use; share some")
         self._domains.add(domain)
         number = service.domain_number(domain)
-        wanted = request.staging_bytes or self.options.staging_bytes
-        staging_bytes = -(-min(wanted, self.options.staging_bytes) // PAGE_BYTES) * PAGE_BYTES
+        staging_bytes = self._take_staging(domain, request.staging_bytes)
         memory = service.memory(service.ladder.put_tier)
 
         def make() -> tuple[StagingExtent, int]:
@@ -293,17 +293,20 @@ class LocalServer:
         try:
             staging, index = await asyncio.to_thread(make)
         except SharedMemoryError as problem:
+            service.clients.staging.give(tenant_of(domain), staging_bytes)
             raise error("TOO_MANY_CLIENTS", str(problem), retry_after_s=1.0) from problem
-        if connection.closed:
-            staging.close()
-            return
+        client = None
         try:
-            client = service.clients.open_local(
-                name, domain, staging, self._staging_routes(staging), connection.pid, connection.uid
-            )
-        except ApplianceError:
-            staging.close()
-            raise
+            if not connection.closed:
+                client = service.clients.open_local(
+                    name, domain, staging, self._staging_routes(staging), connection.pid, connection.uid
+                )
+        finally:
+            if client is None:
+                staging.close()
+                service.clients.staging.give(tenant_of(domain), staging_bytes)
+        if client is None:
+            return
         connection.caller.client = client
         response = local_pb2.AttachResponse(
             client_id=client.id,
@@ -334,6 +337,35 @@ class LocalServer:
             except SharedMemoryError as problem:
                 log.warning("a local client was closed: %s", problem)
                 connection.close("no memory for staging")
+
+    def _take_staging(self, domain: str, wanted_bytes: int) -> int:
+        """Take the bytes of a staging extent out of a tenant's share; return how many. Raises BusyError.
+
+        Where there are tenants, all staging together is at most as large as the tier that puts land in, and
+        a tenant's at most as large as its quota of that tier. A client gets less than it wants where less is
+        left.
+        """
+        service, tenant = self._service, tenant_of(domain)
+        shares, options, put_tier = service.clients.staging, service.options, service.ladder.put_tier
+        memory = service.memory(put_tier)
+        shares.resize(memory.num_extents * service.facts.extent_bytes, options.num_tenants)
+        num_bytes = min(wanted_bytes or self.options.staging_bytes, self.options.staging_bytes)
+        least_bytes = min(num_bytes, MIN_STAGING_BYTES)
+        quota = options.quotas.get(tenant)
+        limit_bytes = quota.memory_bytes.get(put_tier) if quota is not None else None
+        while num_bytes >= least_bytes:
+            num_bytes = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+            held_bytes = shares.held(tenant) + num_bytes
+            fits = limit_bytes is None or held_bytes <= limit_bytes
+            if not options.num_tenants or (fits and shares.may_take(tenant, num_bytes)):
+                shares.add(tenant, num_bytes)
+                return num_bytes
+            num_bytes //= 2
+        message = (
+            f"staging: the tenant's clients have {shares.held(tenant)} bytes, its share; "
+            "close some, let them ask for less, or raise the tenant's quota"
+        )
+        raise error("TOO_MANY_CLIENTS", message, retry_after_s=1.0)
 
     def _map_extents(self, connection: LocalConnection, frame: Frame) -> None:
         request = local_pb2.MapExtentsRequest.FromString(frame.payload)

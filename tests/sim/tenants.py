@@ -57,9 +57,7 @@ class Tenants:
             )
             self._compare(domain, "cold bytes", cold, _or_unlimited(quota.cold_bytes))
             clients = [client for client in planner.leases.clients.values() if client.domain == domain]
-            pinned = sum(client.held_bytes for client in clients) + planner.pins.bytes_of_tenant.get(
-                domain, 0
-            )
+            pinned = sum(client.held_bytes for client in clients) + planner.pins.bytes_of_tenant(domain)
             self._compare(domain, "pinned bytes", pinned, _or_unlimited(quota.pinned_bytes))
 
     def _compare(self, domain: str, what: str, found: int, limit: int) -> None:

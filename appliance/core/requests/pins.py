@@ -5,6 +5,8 @@ above its floor. That is what a shared system prompt needs.
 """
 
 import heapq
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....tiers.block import Tier, tenant_of
@@ -12,6 +14,7 @@ from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..secret_ids import SecretIds
+from ..shares import Shares
 
 SLACK = 1024  # ends of pins that are over already, not worth a new heap: one may have been for a week
 
@@ -24,12 +27,15 @@ class PinEntry:
     floor: Tier
     deadline_at: float
     blocks: list[int]  # handles
-    num_bytes: int
+    block_bytes: int
     domain: str  # isolation domain of the blocks
 
 
 class Pins:
-    """All pins, bounded in number and, per tier, in bytes."""
+    """All pins, bounded in blocks and, per tier, in bytes. Of both each tenant has a share.
+
+    The bytes of a block that several pins keep in one tier count once.
+    """
 
     def __init__(self, core: CoreState, residency: Residency) -> None:
         self._core = core
@@ -38,45 +44,83 @@ class Pins:
         self._pins: dict[int, PinEntry] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._ids = SecretIds(core.secret, "pin")
-        self.pinned_bytes = dict.fromkeys(core.ladder.tiers, 0)
-        self.bytes_of_tenant: dict[str, int] = {}  # of tenants that have pins
+        self._num_pins: Counter[tuple[int, Tier]] = Counter()  # by block (its handle) and floor
+        self._blocks = Shares(core.options.max_pinned_blocks, core.options.num_tenants)
+        self._all_bytes = Shares(0, core.options.num_tenants)  # of all floors together
+        self._bytes = {tier: Shares(0, core.options.num_tenants) for tier in core.ladder.tiers}
 
     def __len__(self) -> int:
         return len(self._pins)
 
-    def room_for(self, floor: Tier, num_bytes: int) -> bool:
-        """Whether so many more bytes may be pinned in a tier."""
-        if len(self._pins) >= self._core.options.max_pins or floor not in self._core.rooms:
-            return False
-        rooms, fraction = self._core.rooms, self._core.options.max_pinned_fraction
-        pinned = {floor: self.pinned_bytes[floor]}
-        # What does not reach its floor is kept below, in the slowest tier at the latest.
-        pinned[max(rooms)] = sum(self.pinned_bytes.values())
-        return all(
-            pinned_bytes + num_bytes <= fraction * rooms[tier].statistics().capacity_bytes
-            for tier, pinned_bytes in pinned.items()
+    def pinned_bytes(self, floor: Tier) -> int:
+        """Return the bytes of blocks that are kept in `floor` or faster."""
+        return self._bytes[floor].taken
+
+    def bytes_of_tenant(self, tenant: str) -> int:
+        """Return the bytes of blocks that a tenant's pins keep."""
+        return self._all_bytes.held(tenant)
+
+    def new_bytes(self, rows: Sequence[int], floor: Tier) -> int:
+        """Return the bytes of those of these blocks that no pin keeps in `floor` yet."""
+        catalog = self._core.catalog
+        return sum(
+            catalog.block_bytes(row) for row in rows if (catalog.handle(row), floor) not in self._num_pins
         )
 
-    def pin(self, rows: list[int], floor: Tier, ttl_s: float) -> PinEntry:
-        """Pin blocks; bringing them up to the floor is the caller's business."""
+    def objection(self, rows: Sequence[int], floor: Tier, tenant: str) -> str:
+        """Return why a tenant may not pin these blocks, in words; empty: it may."""
+        options, floors = self._core.options, self._core.rooms
+        if floor not in floors:
+            return f"this daemon has no tier {floor.label}"
+        self._blocks.resize(options.max_pinned_blocks, options.num_tenants)
+        if not self._blocks.may_take(tenant, max(1, len(rows))):
+            return (
+                f"max_pinned_blocks: the tenant's pins have {self._blocks.held(tenant)} blocks, its share of "
+                f"{options.max_pinned_blocks}; unpin some"
+            )
+        # What does not reach its floor is kept below, in the slowest tier at the latest.
+        new_bytes = self.new_bytes(rows, floor)
+        for tier, share in ((floor, self._bytes[floor]), (max(floors), self._all_bytes)):
+            allowed_bytes = int(options.max_pinned_fraction * floors[tier].statistics().capacity_bytes)
+            share.resize(allowed_bytes, options.num_tenants)
+            if not share.may_take(tenant, new_bytes):
+                return (
+                    f"limits.max_pinned: the tenant's pins keep {share.held(tenant)} bytes in {tier.label}, "
+                    f"its share of {allowed_bytes}; unpin some, or raise the limit or the tier"
+                )
+        return ""
+
+    def pin(self, rows: list[int], floor: Tier, ttl_s: float, domain: str) -> PinEntry:
+        """Pin blocks of one namespace of `domain`; bringing them up to the floor is the caller's business."""
         catalog = self._core.catalog
-        num_bytes = sum(catalog.namespace_of(row).block_bytes for row in rows)
         deadline_at = self._core.now + ttl_s
         blocks = [catalog.handle(row) for row in rows]
-        domain = catalog.namespace_of(rows[0]).identity.domain if rows else ""
-        pin = PinEntry(self._ids.draw(self._pins), floor, deadline_at, blocks, num_bytes, domain)
+        block_bytes = catalog.block_bytes(rows[0]) if rows else 0
+        pin = PinEntry(self._ids.draw(self._pins), floor, deadline_at, blocks, block_bytes, domain)
         self._pins[pin.id] = pin
         heapq.heappush(self._deadlines, (deadline_at, pin.id))
         if len(self._deadlines) > 2 * len(self._pins) + SLACK:
             self._deadlines = sorted((one.deadline_at, one.id) for one in self._pins.values())
-        self.pinned_bytes[floor] += num_bytes
-        tenant = tenant_of(domain)
-        self.bytes_of_tenant[tenant] = self.bytes_of_tenant.get(tenant, 0) + num_bytes
+        self._count(pin, 1)
         for row in rows:
             self._core.pin_floors.setdefault(row, []).append(floor)
             story = self._core.story
             story.tell(self._core.now, catalog.prefix_hash[row], "pinned", floor.label)
         return pin
+
+    def _count(self, pin: PinEntry, number: int) -> None:
+        """Count a pin (1), or that it ended (-1), in its tenant's shares."""
+        tenant, num_changed = tenant_of(pin.domain), 0
+        for handle in pin.blocks:
+            key = handle, pin.floor
+            self._num_pins[key] += number
+            if self._num_pins[key] == max(0, number):  # the first one came or the last one went
+                num_changed += number
+                if number < 0:
+                    del self._num_pins[key]
+        for share in (self._bytes[pin.floor], self._all_bytes):
+            share.add(tenant, num_changed * pin.block_bytes)
+        self._blocks.add(tenant, number * max(1, len(pin.blocks)))
 
     def domain_of(self, pin_id: int) -> str | None:
         """Return the isolation domain of what a pin keeps, None when it is unknown."""
@@ -89,8 +133,7 @@ class Pins:
         pin = self._pins.pop(pin_id, None)
         if pin is None:
             return False
-        self.pinned_bytes[pin.floor] -= pin.num_bytes
-        self.bytes_of_tenant[tenant_of(pin.domain)] -= pin.num_bytes
+        self._count(pin, -1)
         residency = self._residency
         for handle in pin.blocks:
             row = core.catalog.row_of(handle)
@@ -120,11 +163,18 @@ class Pins:
                 row = self._core.catalog.row_of(handle)
                 if row != NO_ROW:
                     expected.setdefault(row, []).append(pin.floor)
-        by_tenant = dict.fromkeys(self.bytes_of_tenant, 0)
+        kept: dict[tuple[Tier, str], dict[int, int]] = {}
         for pin in self._pins.values():
-            by_tenant[tenant_of(pin.domain)] += pin.num_bytes
-        if by_tenant != self.bytes_of_tenant:
-            return [f"pins: {self.bytes_of_tenant} bytes by tenant, their pins have {by_tenant}"]
+            of_tenant = kept.setdefault((pin.floor, tenant_of(pin.domain)), {})
+            of_tenant.update(dict.fromkeys(pin.blocks, pin.block_bytes))
+        expected_bytes = {key: sum(blocks.values()) for key, blocks in kept.items()}
+        for (tier, tenant), num_bytes in expected_bytes.items():
+            found = self._bytes[tier].held(tenant)
+            if found != num_bytes:
+                return [f"pins: {tenant!r} keeps {num_bytes} bytes in {tier.label}, counted {found}"]
+        taken = [sum(share.taken for share in self._bytes.values()), self._all_bytes.taken]
+        if taken != 2 * [sum(expected_bytes.values())]:
+            return ["pins: bytes are counted that no pin keeps"]
         actual = {row: sorted(floors) for row, floors in self._core.pin_floors.items()}
         if actual != {row: sorted(floors) for row, floors in expected.items()}:
             return ["pins: floors of blocks are not those of the living pins"]

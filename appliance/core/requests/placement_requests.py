@@ -1,7 +1,7 @@
 """Requests that say where blocks are to be: prefetch and pin."""
 
 from ....policies.base import Expected
-from ....tiers.block import Urgency
+from ....tiers.block import Urgency, tenant_of
 from ..catalog.core_state import CoreState
 from ..events import PinRequested, PrefetchRequested
 from ..promotion.loads import Loads
@@ -57,13 +57,13 @@ class PlacementRequests:
         catalog = self._core.catalog
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
         pinnable_bytes = requests.quotas.pinnable_bytes(checked[0])
-        if pinnable_bytes is not None and len(rows) * namespace.block_bytes > pinnable_bytes:
+        if pinnable_bytes is not None and self._pins.new_bytes(rows, event.floor) > pinnable_bytes:
             message = f"the tenant may pin {pinnable_bytes} bytes more; unpin or release some"
             return requests.refuse(event.call, "QUOTA_EXCEEDED", message, 1.0)
-        if not self._pins.room_for(event.floor, len(rows) * namespace.block_bytes):
-            message = f"tier {event.floor.label} holds as many pinned bytes as it may; unpin or enlarge it"
-            return requests.refuse(event.call, "TIER_FULL", message, 1.0)
-        pin = self._pins.pin(rows, event.floor, event.ttl_s)
+        domain = namespace.identity.domain
+        if objection := self._pins.objection(rows, event.floor, tenant_of(domain)):
+            return requests.refuse(event.call, "TIER_FULL", objection, 1.0)
+        pin = self._pins.pin(rows, event.floor, event.ttl_s, domain)
         at_floor = self._core.ladder.tiers[: event.floor + 1]
         for row in rows:
             if not any(catalog.num_resident[tier][row] == namespace.num_groups for tier in at_floor):

@@ -51,7 +51,7 @@ class Quotas:
             return None
         mine = [one for one in self._leases.clients.values() if tenant_of(one.domain) == tenant]
         held = sum(one.held_bytes + one.promised_bytes for one in mine)
-        return max(0, quota.pinned_bytes - held - self._pins.bytes_of_tenant.get(tenant, 0))
+        return max(0, quota.pinned_bytes - held - self._pins.bytes_of_tenant(tenant))
 
     def check_integrity(self) -> list[str]:
         """Audit: every share counts exactly the extents that its domains have."""

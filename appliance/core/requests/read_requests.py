@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ....policies.costs import Advice
-from ....tiers.block import Tier
+from ....tiers.block import Tier, tenant_of
 from ..catalog.catalog import NO_ROW, Catalog, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
@@ -110,11 +110,12 @@ class ReadRequests:
         if event.on_device:
             self._promotions.delivered(rows[event.first_block :])
         if not is_begun:
-            if self._waiting.is_full:
+            tenant = tenant_of(client.domain)
+            if self._waiting.is_full(tenant):
                 job.give_up()
             else:
                 deadline_at = min(event.deadline_at, self._core.now + self._core.options.put_wait_s)
-                self._waiting.add(job, urgency, deadline_at)
+                self._waiting.add(job, urgency, deadline_at, tenant)
         return None
 
     def _advice(self, event: AcquireRequested, namespace: NamespaceEntry, rows: list[int]) -> Advice:

@@ -5,6 +5,7 @@ search. Decoding is the one urgency that is a promise: while it lasts, the block
 kept (invariant 4). Every other urgency is a hint for the policies.
 """
 
+import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from ....policies.base import SessionChange
 from ....tiers.block import Urgency
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
+from ..shares import Shares
 
 NO_CLIENT = 0  # numbers of clients start at 1
 MIN_TIDY = 1024
@@ -37,17 +39,23 @@ class SessionEntry:
     kept_rows: list[int] = field(default_factory=list)
     #: With so many blocks those that are forgotten meanwhile are looked for.
     tidy_at: int = MIN_TIDY
+    tenant: str = ""
 
 
 class Sessions:
-    """All sessions. Bounded: the longest idle one is forgotten (not its blocks) to make room."""
+    """All sessions. Bounded: the longest idle one of the same tenant is forgotten, not its blocks.
+
+    The inner name of a tenant's session begins with the tenant and a tab (security/callers.py).
+    """
 
     def __init__(self, core: CoreState, residency: Residency) -> None:
         self._core = core
         self._residency = residency
 
-        #: Longest silent first. A plain dict finds its first entry behind the holes of all that moved.
-        self._sessions: OrderedDict[str, SessionEntry] = OrderedDict()
+        self._sessions: dict[str, SessionEntry] = {}
+        #: By tenant, longest silent first. A plain dict finds its first entry behind the holes of what moved.
+        self._orders: dict[str, OrderedDict[str, SessionEntry]] = {}
+        self._shares = Shares(core.options.max_sessions, core.options.num_tenants)
         self._to_review: deque[SessionEntry] = deque()
         self._next_number = 1
         self._idle_until = 0.0  # sessions that were active last before this are idle already
@@ -60,7 +68,8 @@ class Sessions:
 
     def by_activity(self) -> Iterator[SessionEntry]:
         """Iterate over the sessions, the most recently active first."""
-        return reversed(self._sessions.values())
+        orders = [reversed(order.values()) for order in self._orders.values()]
+        return heapq.merge(*orders, key=lambda session: -session.last_active)
 
     def get(self, session_id: str) -> SessionEntry | None:
         """Return a session, None when it is unknown."""
@@ -74,17 +83,12 @@ class Sessions:
         """
         session = self._sessions.get(session_id)
         if session is None:
-            if len(self._sessions) >= self._core.options.max_sessions:
-                self._forget_one()
-            self._review()
-            session = self._sessions[session_id] = SessionEntry(session_id, self._next_number, client)
-            self._to_review.append(session)
-            self._next_number += 1
+            session = self._add(session_id, client)
             self._core.story.tell(self._core.now, session_id, "session_opened")
         if session.client == NO_CLIENT:
             session.client = client
         session.last_active = self._core.now
-        self._sessions.move_to_end(session_id)  # most recently active last
+        self._orders[session.tenant].move_to_end(session_id)  # most recently active last
         return session
 
     def claim(self, session_id: str, client: int) -> SessionEntry:
@@ -156,6 +160,8 @@ class Sessions:
         self.update(session, Urgency.ENDED, float("inf"))
         rows = self.rows(session)
         del self._sessions[session.id]
+        del self._orders[session.tenant][session.id]
+        self._shares.give(session.tenant, 1)
         self._core.story.tell(self._core.now, session.id, "session_ended")
         return rows
 
@@ -181,14 +187,16 @@ class Sessions:
         idle for days."""
         if now - self._idle_until < self._core.options.session_idle_s:
             return
-        for session in self._sessions.values():
-            if now - session.last_active < self._core.options.session_idle_s:
-                self._idle_until = session.last_active
-                return
-            if session.urgency < Urgency.IDLE:
-                self.update(session, Urgency.IDLE, float("inf"))
-                return  # one a call: the rest at the next tick
-        self._idle_until = now
+        idle_until = now
+        for order in self._orders.values():
+            for session in order.values():
+                if now - session.last_active < self._core.options.session_idle_s:
+                    idle_until = min(idle_until, session.last_active)
+                    break
+                if session.urgency < Urgency.IDLE:
+                    self.update(session, Urgency.IDLE, float("inf"))
+                    return  # one a call: the rest at the next tick
+        self._idle_until = idle_until
 
     def check_integrity(self) -> list[str]:
         """Audit: a decoding session keeps each of its living blocks, any other keeps none."""
@@ -218,7 +226,7 @@ class Sessions:
             if self._sessions.get(session.id) is not session:
                 continue  # it has ended
             if are_many and session.last_active <= silent_since and self._is_spent(session):
-                del self._sessions[session.id]
+                self._remove(session)
             else:
                 self._to_review.append(session)
 
@@ -228,8 +236,28 @@ class Sessions:
             return False
         return last is None or self._core.catalog.row_of(last) < 0
 
-    def _forget_one(self) -> None:
-        """End the longest silent session, one that is not decoding if there is any."""
-        sessions = self._sessions.values()
-        silent = next((s for s in sessions if s.urgency is not Urgency.DECODING), None)
-        self.end(silent or next(iter(sessions)))
+    def _remove(self, session: SessionEntry) -> None:
+        del self._sessions[session.id]
+        del session.order[session.id]
+        self._shares.give(session.tenant, 1)
+
+    def _add(self, session_id: str, client: int) -> SessionEntry:
+        """Add a session, after forgetting one if its tenant's share is used up."""
+        tenant, tab, _ = session_id.partition("\t")
+        session = SessionEntry(session_id, self._next_number, client, tenant=tenant if tab else "")
+        self._next_number += 1
+        order = self._orders.setdefault(session.tenant, OrderedDict())
+        options = self._core.options
+        self._shares.resize(options.max_sessions, options.num_tenants)
+        if not self._shares.may_take(session.tenant, 1):
+            self._forget_one(order or max(self._orders.values(), key=len))
+        self._review()
+        self._to_review.append(session)
+        self._shares.add(session.tenant, 1)
+        self._sessions[session_id] = order[session_id] = session
+        return session
+
+    def _forget_one(self, order: OrderedDict[str, SessionEntry]) -> None:
+        """End the longest silent of these sessions, one that is not decoding if there is any."""
+        silent = next((s for s in order.values() if s.urgency is not Urgency.DECODING), None)
+        self.end(silent or next(iter(order.values())))

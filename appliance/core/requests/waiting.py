@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ....tiers.block import Urgency
 from ..catalog.core_state import CoreState
+from ..shares import Shares
 
 
 class Job(Protocol):
@@ -35,33 +36,45 @@ class _Entry:
     order: int
     job: Job = field(compare=False)
     deadline_at: float = field(compare=False)
+    tenant: str = field(compare=False)
 
 
 class Waiting:
-    """The queue. `retry` is called by the planner after anything that may have freed a place."""
+    """The queue, in which each tenant has a share.
+
+    `retry` is called by the planner after anything that may have freed a place.
+    """
 
     def __init__(self, core: CoreState) -> None:
         self._core = core
         self._heap: list[_Entry] = []
         self._order = 0
+        self._shares = Shares(core.options.max_waiting_puts, core.options.num_tenants)
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether one more request must be refused with TOO_MANY_IN_FLIGHT."""
-        return len(self._heap) >= self._core.options.max_waiting_puts
+    def is_full(self, tenant: str) -> bool:
+        """Whether one more request of a tenant must be refused with TOO_MANY_IN_FLIGHT."""
+        if not self._heap:
+            return False
+        self._shares.resize(self._core.options.max_waiting_puts, self._core.options.num_tenants)
+        return not self._shares.may_take(tenant, 1)
+
+    def held(self, tenant: str) -> int:
+        """Return how many requests of a tenant wait."""
+        return self._shares.held(tenant)
 
     @property
     def wants_turn(self) -> bool:
         """Whether the first in the queue waits for nothing but a Tick."""
         return bool(self._heap) and self._heap[0].job.wants_turn
 
-    def add(self, job: Job, urgency: Urgency, deadline_at: float) -> None:
-        """Let a request wait until room appears or its deadline passes."""
+    def add(self, job: Job, urgency: Urgency, deadline_at: float, tenant: str) -> None:
+        """Let a request of a tenant wait until room appears or its deadline passes."""
         self._order += 1
-        heapq.heappush(self._heap, _Entry(urgency, self._order, job, deadline_at))
+        self._shares.add(tenant, 1)
+        heapq.heappush(self._heap, _Entry(urgency, self._order, job, deadline_at, tenant))
 
     def retry(self, is_tick: bool) -> None:
         """Continue the waiting requests in order until one does not fit.
@@ -74,7 +87,7 @@ class Waiting:
                 return
             if not job.is_done and not job.advance():
                 return
-            heapq.heappop(self._heap)
+            self._shares.give(heapq.heappop(self._heap).tenant, 1)
 
     def expire(self, now: float) -> None:
         """Let requests past their deadline settle for what they have."""
@@ -84,6 +97,7 @@ class Waiting:
         self._heap = [e for e in self._heap if e.deadline_at > now and not e.job.is_done]
         heapq.heapify(self._heap)
         for entry in sorted(expired):
+            self._shares.give(entry.tenant, 1)
             if not entry.job.is_done:
                 entry.job.give_up()
 

@@ -2,7 +2,7 @@
 
 from operator import itemgetter
 
-from ....tiers.block import Urgency
+from ....tiers.block import Urgency, tenant_of
 from ..capacity.pressure import Pressure
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
@@ -143,11 +143,12 @@ class WriteRequests:
         if self.is_closed:
             requests.refuse(event.call, "DRAINING", "the appliance is shutting down; recompute", 1.0)
             return None
-        if self._waiting.is_full:
-            message = f"{len(self._waiting)} requests wait for room already"
+        client, namespace = checked
+        tenant = tenant_of(client.domain)
+        if self._waiting.is_full(tenant):
+            message = f"max_waiting_puts: {self._waiting.held(tenant)} of the tenant wait for room already"
             requests.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.05)
             return None
-        client, namespace = checked
         number = self._ids.draw(self._jobs)
         session = self._usage.session_number(event.session_id)
         put = Put(event, client, namespace, session, number)
@@ -174,7 +175,7 @@ class WriteRequests:
     def _admit(self, job: PutJob) -> None:
         if not job.advance():
             deadline_at = min(job.request.deadline_at, self._core.now + self._core.options.put_wait_s)
-            self._waiting.add(job, Urgency.QUEUED, deadline_at)
+            self._waiting.add(job, Urgency.QUEUED, deadline_at, tenant_of(job.client.domain))
 
     def _done(self, job: PutJob) -> None:
         self._jobs.pop(job.reservation_id, None)

@@ -73,10 +73,10 @@ def test_options_reach_every_part() -> None:
     rig.change(lease_ttl_s=1.5, max_waiting_puts=3)
     assert planner.core.options.lease_ttl_s == 1.5
     assert planner.leases.grant(planner.leases.clients[CLIENT], 0.0).deadline_at == rig.now + 1.5
-    assert not planner.waiting.is_full
+    assert not planner.waiting.is_full("")
     for _ in range(3):
-        planner.waiting.add(Waiter(), Urgency.QUEUED, 1.0)
-    assert planner.waiting.is_full
+        planner.waiting.add(Waiter(), Urgency.QUEUED, 1.0, "")
+    assert planner.waiting.is_full("")
 
 
 # ------------------------------------------------------------------------------------------ policies

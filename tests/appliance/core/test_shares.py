@@ -17,9 +17,11 @@ def greed(shares: Shares, tenant: str) -> int:
     return shares.held(tenant)
 
 
-@pytest.mark.parametrize(("num_tenants", "taken"), [(0, [48, 24, 12]), (2, [48, 36]), (4, [36, 24, 18, 15])])
+@pytest.mark.parametrize(
+    ("num_tenants", "taken"), [(None, [48, 24, 12]), (0, [96, 0]), (2, [48, 36]), (4, [36, 24, 18, 15])]
+)
 def test_each_tenant_takes_its_part_and_at_most_as_much_of_the_rest_as_it_leaves_free(
-    num_tenants: int, taken: list[int]
+    num_tenants: int | None, taken: list[int]
 ) -> None:
     shares = Shares(96, num_tenants)
     largest = shares.largest("acme")

@@ -1,11 +1,15 @@
 """Namespaces: a limit that is divided among tenants, and given back by those that nothing is stored in."""
 
+from collections import Counter
 from typing import Any
+
+import numpy as np
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import ForgetNamespace
 from kvtier.appliance.core.results import NamespaceResult, PutOutcome, Refusal
 from kvtier.tiers.block import NamespaceIdentity
+from kvtier.tiers.cold.recovery import RECORD, RecoveredStore
 
 from ..rig import CLIENT, GEOMETRY, Rig, hashes
 
@@ -87,3 +91,14 @@ def test_one_tenant_does_not_take_all_namespaces() -> None:
     assert held == 8
     for number in range(4):
         assert isinstance(register(rig, number, "tenant:other"), NamespaceResult)
+
+
+def test_a_start_forgets_namespaces_without_records() -> None:
+    """Before: `max_namespaces` counted what was ever stored."""
+    rig = Rig(max_namespaces=4)
+    stored = [identity_of(number) for number in range(100)]
+    assert rig.planner.adopt(RecoveredStore(stored, np.zeros(0, RECORD), [], Counter()), rig.now) == 0
+    assert list(rig.planner.catalog.namespaces) == [rig.namespace_id]
+    rig.tick()
+    forgotten = [one.identity for one in rig.instructions if isinstance(one, ForgetNamespace)]
+    assert forgotten == stored

@@ -1,7 +1,9 @@
 """Quotas and victims: two tenants on one planner, whatever they do, in any order."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +38,12 @@ class Shared:
     """A planner with dram of NUM_EXTENTS extents, two tenants with one client and one namespace each."""
 
     def __init__(
-        self, quotas: dict[str, TenantQuota], *, policy: str = "lru", has_nvme: bool = False
+        self,
+        quotas: dict[str, TenantQuota],
+        *,
+        policy: str = "lru",
+        has_nvme: bool = False,
+        limits: Mapping[str, Any] | None = None,
     ) -> None:
         pool = SlotPool(NUM_EXTENTS, BLOCKS_PER_EXTENT * BLOCK_BYTES)
         rooms: dict[Tier, Room] = {Tier.DRAM: pool}
@@ -44,7 +51,7 @@ class Shared:
             rooms[Tier.NVME] = SegmentLog(8, 4 * (BLOCK_BYTES + 4096) + 4096, 4096)
         self.pool = pool
         self.options = PlannerOptions(
-            high_watermark=1.0, low_watermark=1.0, max_pinned_fraction=1.0, quotas=quotas
+            high_watermark=1.0, low_watermark=1.0, max_pinned_fraction=1.0, quotas=quotas, **(limits or {})
         )
         self.planner = Planner(self.options, rooms, policies=PolicyChoice(eviction=policy))
         self.now = 0.0
@@ -185,7 +192,10 @@ def test_pinned_bytes_of_all_clients_and_pins_together() -> None:
     assert isinstance(pinned, PinResult)
     assert held_by(3) == 2, "one block is pinned, two may be held: the rest is a miss"
     assert held_by(ACME) == 0
-    refused = shared.pin(ACME, 1, 1)
+    again = shared.pin(ACME, 1, 1)
+    assert isinstance(again, PinResult), "it is pinned already, and counts once"
+    shared.do(ev.UnpinRequested(again.pin_id))
+    refused = shared.pin(ACME, 1, 2)
     assert isinstance(refused, Refusal)
     assert (refused.reason, refused.retry_after_s > 0) == ("QUOTA_EXCEEDED", True)
     shared.do(ev.UnpinRequested(pinned.pin_id))
@@ -242,7 +252,7 @@ def test_nobody_takes_more_than_its_quota_nor_anything_of_the_others(
         assert shared.extents_of(ACME) <= acme
         assert shared.extents_of(BOLT) <= (NUM_EXTENTS if bolt is None else bolt)
         held = shared.planner.leases.clients[ACME].held_bytes
-        assert held + shared.planner.pins.bytes_of_tenant.get("tenant:acme", 0) <= 3 * BLOCK_BYTES
+        assert held + shared.planner.pins.bytes_of_tenant("tenant:acme") <= 3 * BLOCK_BYTES
 
 
 @given(

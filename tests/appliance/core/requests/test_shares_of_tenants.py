@@ -1,0 +1,104 @@
+"""What one tenant can take of pins, sessions and waiting requests: never what others need."""
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.results import PinResult, Refusal
+from kvtier.tiers.block import Tier, Urgency
+
+from .test_quotas import ACME, BOLT, NUM_EXTENTS, Shared
+
+
+class Divided(Shared):
+    """Two tenants, each with blocks, on a planner with small limits that are divided among them."""
+
+    def __init__(self, **limits: object) -> None:
+        super().__init__({}, limits={"num_tenants": 2, **limits})
+        for tenant in (ACME, BOLT):
+            self.put(tenant, 0, 2)
+
+
+def pin_until_refused(
+    shared: Shared, tenant: int, num_blocks: int, most: int = 1000
+) -> tuple[int, Refusal | None]:
+    for number in range(most):
+        result = shared.pin(tenant, 0, num_blocks)
+        if isinstance(result, Refusal):
+            return number, result
+        assert isinstance(result, PinResult)
+    return most, None
+
+
+def test_many_pins_on_one_block_do_not_use_up_the_bytes_of_others() -> None:
+    """Before: 16,384 pins on one block of 4 KiB refused every other pin for days."""
+    shared = Divided()
+    assert pin_until_refused(shared, ACME, 1, most=3 * NUM_EXTENTS) == (3 * NUM_EXTENTS, None)
+    assert shared.planner.pins.pinned_bytes(Tier.DRAM) == shared.planner.catalog.block_bytes(0)
+    assert isinstance(shared.pin(BOLT, 0, 2), PinResult)
+
+
+def test_pins_of_one_tenant_leave_the_others_their_share() -> None:
+    shared = Divided(max_pinned_blocks=40)
+    number, refusal = pin_until_refused(shared, ACME, 1)
+    assert number == 20
+    assert refusal is not None
+    assert (refusal.reason, refusal.retry_after_s) == ("TIER_FULL", 1.0)
+    assert "max_pinned_blocks: the tenant's pins have 20 blocks" in refusal.message
+    assert pin_until_refused(shared, BOLT, 2)[0] >= 5
+
+
+def test_bytes_that_one_tenant_pins_leave_the_others_their_share() -> None:
+    shared = Divided()
+    for name in range(1, 4):
+        shared.put(ACME, name, 2)
+    pinned = [isinstance(shared.pin(ACME, name, 2), PinResult) for name in range(4)]
+    assert pinned == [True, True, True, False]  # half of the tier
+    assert isinstance(shared.pin(BOLT, 0, 2), PinResult)
+
+
+def test_what_pins_took_is_given_back_with_the_last_of_them() -> None:
+    shared = Divided()
+    first, second = (shared.pin(ACME, 0, 2) for _ in range(2))
+    assert isinstance(first, PinResult)
+    assert isinstance(second, PinResult)
+    held = shared.planner.pins.pinned_bytes(Tier.DRAM)
+    shared.do(ev.UnpinRequested(first.pin_id))
+    assert shared.planner.pins.pinned_bytes(Tier.DRAM) == held > 0
+    shared.do(ev.UnpinRequested(second.pin_id))
+    assert shared.planner.pins.pinned_bytes(Tier.DRAM) == 0
+
+
+def test_sessions_of_one_tenant_do_not_make_others_forgotten() -> None:
+    """Before: the longest silent session of all tenants was forgotten."""
+    shared = Divided(max_sessions=20)
+    for number in range(4):
+        shared.do(ev.SessionUpdated(BOLT, f"bolt\tquiet {number}", Urgency.WAITING))
+    for number in range(100):
+        shared.do(ev.SessionUpdated(ACME, f"acme\tloud {number}", Urgency.WAITING))
+    names = [session.id for session in shared.planner.sessions]
+    assert sum(name.startswith("bolt\t") for name in names) == 4
+    own = [name for name in names if name.startswith("acme\t")]
+    assert own == [f"acme\tloud {number}" for number in range(100 - len(own), 100)]
+    assert len(own) == 10
+    recent = [session.id for session in shared.planner.sessions.by_activity()]
+    assert recent == [*reversed(own), *(f"bolt\tquiet {number}" for number in (3, 2, 1, 0))]
+
+
+class Waiter:
+    """A request that waits for room that never comes."""
+
+    is_done = wants_turn = False
+
+    def advance(self) -> bool:
+        return False
+
+    def give_up(self) -> None:
+        self.is_done = True
+
+
+def test_puts_that_wait_for_room_leave_the_others_their_share() -> None:
+    waiting = Divided(max_waiting_puts=8).planner.waiting
+    while not waiting.is_full("tenant:acme"):
+        waiting.add(Waiter(), Urgency.QUEUED, 1.0, "tenant:acme")
+    assert waiting.held("tenant:acme") == 4
+    assert not waiting.is_full("tenant:bolt")
+    waiting.expire(2.0)
+    assert waiting.held("tenant:acme") == 0
