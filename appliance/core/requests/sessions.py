@@ -40,6 +40,7 @@ class SessionEntry:
     #: With so many blocks those that are forgotten meanwhile are looked for.
     tidy_at: int = MIN_TIDY
     tenant: str = ""
+    order: "OrderedDict[str, SessionEntry]" = field(default_factory=OrderedDict)  # of its tenant's sessions
 
 
 class Sessions:
@@ -88,7 +89,7 @@ class Sessions:
         if session.client == NO_CLIENT:
             session.client = client
         session.last_active = self._core.now
-        self._orders[session.tenant].move_to_end(session_id)  # most recently active last
+        session.order.move_to_end(session_id)  # most recently active last
         return session
 
     def claim(self, session_id: str, client: int) -> SessionEntry:
@@ -160,7 +161,7 @@ class Sessions:
         self.update(session, Urgency.ENDED, float("inf"))
         rows = self.rows(session)
         del self._sessions[session.id]
-        del self._orders[session.tenant][session.id]
+        del session.order[session.id]
         self._shares.give(session.tenant, 1)
         self._core.story.tell(self._core.now, session.id, "session_ended")
         return rows
@@ -246,7 +247,7 @@ class Sessions:
         tenant, tab, _ = session_id.partition("\t")
         session = SessionEntry(session_id, self._next_number, client, tenant=tenant if tab else "")
         self._next_number += 1
-        order = self._orders.setdefault(session.tenant, OrderedDict())
+        session.order = order = self._orders.setdefault(session.tenant, OrderedDict())
         options = self._core.options
         self._shares.resize(options.max_sessions, options.num_tenants)
         if not self._shares.may_take(session.tenant, 1):

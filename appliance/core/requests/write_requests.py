@@ -43,11 +43,12 @@ class WriteRequests:
         self._jobs: dict[int, PutJob] = {}  # unfinished puts, by reservation
         self._answered: list[PutJob] = []  # finished ones: answered, but sessions and policies were not told
         self._ids = SecretIds(core.secret, "reservation")
+        self._num_untold = 0  # puts in one step, ever: they have negative numbers, which callers are not told
         self.is_closed = False  # draining: nothing new
 
     def reserve(self, event: ReserveRequested) -> None:
         """First half of a put."""
-        job = self._job(event)
+        job = self._job(event, True)
         if job is None:
             return
         if job.is_decided:
@@ -65,7 +66,7 @@ class WriteRequests:
         request = event.reserve
         if request is not None and not self._fits(event, request, len(request.prefix_hashes)):
             return self._refuse_spans(event.call)
-        job = self._job(request) if request is not None else self._reserved(event)
+        job = self._job(request, False) if request is not None else self._reserved(event)
         if job is None:
             return None
         if job.is_done:
@@ -130,8 +131,9 @@ class WriteRequests:
         """When `expire` has something to do."""
         return min((job.deadline_at for job in self._jobs.values()), default=None)
 
-    def _job(self, event: ReserveRequested) -> PutJob | None:
-        """Return the job of a put, an earlier one for a retry; None when it was refused."""
+    def _job(self, event: ReserveRequested, is_told: bool) -> PutJob | None:
+        """Return the job of a put, an earlier one for a retry; None when it was refused.
+        `is_told`: the caller gets its number."""
         requests = self._requests
         earlier = requests.earlier(event.client, event.request_id)
         if isinstance(earlier, PutJob):  # whatever the limits are by now: its bytes may be being copied
@@ -144,12 +146,15 @@ class WriteRequests:
             requests.refuse(event.call, "DRAINING", "the appliance is shutting down; recompute", 1.0)
             return None
         client, namespace = checked
-        tenant = tenant_of(client.domain)
-        if self._waiting.is_full(tenant):
+        if len(self._waiting) and self._waiting.is_full(tenant := tenant_of(client.domain)):
             message = f"max_waiting_puts: {self._waiting.held(tenant)} of the tenant wait for room already"
             requests.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.05)
             return None
-        number = self._ids.draw(self._jobs)
+        if is_told:
+            number = self._ids.draw(self._jobs)
+        else:
+            self._num_untold += 1
+            number = -self._num_untold
         session = self._usage.session_number(event.session_id)
         put = Put(event, client, namespace, session, number)
         job = PutJob(self._core, self._residency, self._copies, self._pressure, put, self._done)
