@@ -84,6 +84,11 @@ class PutJob:
         self._parent = self._find_parent()
 
     @property
+    def told_id(self) -> int:
+        """The reservation as callers know it; 0 of a put in one step, which they do not commit."""
+        return max(0, self.reservation_id)
+
+    @property
     def first_position(self) -> int | None:
         """Where the first block stands in its chain, told before it is decided; None without its parent."""
         if self._parent is None:
@@ -310,7 +315,7 @@ class PutJob:
     def _answer_reserves(self) -> None:
         self.is_decided = True
         num_needed = self.outcomes.count(PutOutcome.NEEDED)
-        reservation_id = self.reservation_id if num_needed else 0
+        reservation_id = self.told_id if num_needed else 0
         for call in self.reserve_calls:
             self._core.outbox.emit(Reply(call, ReserveResult(reservation_id, bytes(self.outcomes))))
         self.reserve_calls = []

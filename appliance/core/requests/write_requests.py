@@ -53,7 +53,7 @@ class WriteRequests:
             return
         if job.is_decided:
             needed = job.outcomes.count(PutOutcome.NEEDED)
-            result = ReserveResult(job.reservation_id if needed else 0, bytes(job.outcomes))
+            result = ReserveResult(job.told_id if needed else 0, bytes(job.outcomes))
             self._requests.reply(event.call, result)
         else:
             is_new = not job.reserve_calls

@@ -285,3 +285,12 @@ def test_a_landing_in_two_halves_is_the_same_as_in_one() -> None:
         told.append(([type(each) for each in first + second + following], used_at))
     assert told[0] == told[1] == told[2]
     assert told[0][1] == [1.0, 1.0]
+
+
+def test_a_put_in_one_step_that_is_repeated_as_a_reservation_has_none_to_commit() -> None:
+    rig = Rig()
+    rig.start_put(hashes("a", 2), request_id="r")
+    call = rig.call()
+    rig.do(ev.ReserveRequested(call, CLIENT, "r", rig.namespace_id, b"", hashes("a", 2)))
+    assert rig.answer(call).reservation_id == 0
+    assert bytes(rig.answer(call).outcomes) == bytes([PutOutcome.NEEDED] * 2)
