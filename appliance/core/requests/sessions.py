@@ -160,9 +160,7 @@ class Sessions:
         """Forget a session; returns the rows it held."""
         self.update(session, Urgency.ENDED, float("inf"))
         rows = self.rows(session)
-        del self._sessions[session.id]
-        del session.order[session.id]
-        self._shares.give(session.tenant, 1)
+        self._remove(session)
         self._core.story.tell(self._core.now, session.id, "session_ended")
         return rows
 
