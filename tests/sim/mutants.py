@@ -375,11 +375,6 @@ MUTANTS = [
     ),
     Mutant("quota ignored", "a tenant takes more memory than it may", mutants_tenants.quota_ignored),
     Mutant("pins of others", "a tenant's clients pin its quota each", mutants_tenants.pins_not_counted),
-    Mutant(
-        "busy namespace forgotten",
-        "a put into a namespace that is forgotten meanwhile",
-        mutants_tenants.busy_namespaces_forgotten,
-    ),
     *(Mutant(*planted) for planted in mutants_tenants.ERASING),
     Mutant("domains share extents", "two isolation domains share an extent", _domains_share_extents),
     Mutant("failed load is ready", "a load that failed is reported as readable", _failed_load_is_ready),

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from kvtier.appliance.core import planner
 from kvtier.appliance.core.copying import copies
 from kvtier.appliance.core.requests import erasing, quotas
 from kvtier.tiers.memory import slots
@@ -23,11 +22,6 @@ def pins_not_counted() -> list[Patch]:
         return None if quota is None or quota.pinned_bytes is None else max(0, quota.pinned_bytes)
 
     return [(quotas.Quotas, "pinnable_bytes", reckless)]
-
-
-def busy_namespaces_forgotten() -> list[Patch]:
-    """A namespace without blocks is forgotten although a put into it is under way."""
-    return [(planner.Planner, "_namespaces_in_use", lambda self: frozenset())]
 
 
 def erased_lands() -> list[Patch]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .clients import Crowd
 
 CHURN_FRACTION = 0.5
-RATE = 0.1  # registrations per operation
+RATE = 0.5  # registrations per operation
 
 
 class Namespaces:
@@ -31,7 +31,7 @@ class Namespaces:
         self.is_active = self._rng.random() < CHURN_FRACTION
         self._num_others = 0
         if self.is_active:
-            limit = 2 * len(config.geometries) + 2
+            limit = len(config.geometries) + 1
             config.options = replace(config.options, max_namespaces=limit)
 
     def apply(self, crowd: "Crowd") -> None:
