@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 SHARE = 0.01
 #: From the begin of a pass to that of the next one at least: small memories need no more.
 MIN_PASS_S = 3600.0
+#: What a step may be reckoned to have taken: what is longer was spent waiting for a processor.
+MAX_STEP_S = 0.01
 #: So many pauses a step waits for copies to end.
 PATIENCE = 10
 #: Between two passes at least.
@@ -129,7 +131,7 @@ class Scrubber:
                         break
                     self._take_in(one, number, step)
                     yield one
-                    await self._pause(clock() - began_at, share)
+                    await self._pause(min(clock() - began_at, MAX_STEP_S), share)
             finally:
                 self._pool.submit(getattr(steps, "close", bool))  # after the step that may be under way
             one.num_units_done += 1

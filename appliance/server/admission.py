@@ -24,8 +24,8 @@ from ..errors import ApplianceError, error
 
 #: Delay of the queue above which calls are refused. A standing queue settles near it, and a refusal waits
 #: in the same queue.
-MAX_DELAY_NS: Final = 15_000_000
-BURST_NS: Final = 100_000_000  # for which a longer delay is no overload: clients that start together
+MAX_DELAY_NS: Final = 25_000_000
+BURST_NS: Final = 200_000_000  # for which a longer delay is no overload: clients that start together
 LEAST_CALLS: Final = 8  # beside a probe, from which it is they that make it late, and not the machine
 CALM_NS: Final = 1_000_000_000  # after the last refusal, until a burst is tolerated again
 MAX_RETRY_NS: Final = 1_000_000_000
