@@ -1,6 +1,7 @@
 """Every call times every kind of caller, over real gRPC with real certificates or tokens, as docs/security.md
 says."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ def _with_tokens(folder: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def victim(world: World) -> Victim:
+def victim(world: World) -> Iterator[Victim]:
     """acme stores two blocks, reads them under a lease, pins them, and has a session."""
     stub = world.stub("tenant")
     client = stub.OpenClient(pb.OpenClientRequest(name="acme")).client_id
@@ -150,7 +151,9 @@ def victim(world: World) -> Victim:
     pin = stub.Pin(
         pb.PinRequest(client_id=client, namespace_id=namespace, prefix_hashes=BLOCKS[0], ttl_ms=60_000)
     ).pin_id
-    return Victim(client, namespace, lease, pin)
+    yield Victim(client, namespace, lease, pin)
+    with contextlib.suppress(grpc.RpcError):  # one that the call under test has closed
+        stub.CloseClient(pb.CloseClientRequest(client_id=client))
 
 
 def put_parts(client: int, namespace: int) -> Iterator[pb.PutRequest]:
