@@ -1,4 +1,4 @@
-"""Which vLLM this connector serves: the versions it was tested with, and newer ones whose interface fits.
+"""Which vLLM this connector serves: the versions it was tested with, and newer ones that its hooks fit.
 
 The connector API is declared experimental upstream and grows between minor versions. A newer version than
 those listed is compared with what the connector offers when the engine starts: hooks must take what the
@@ -15,7 +15,7 @@ TESTED = ("0.31", "0.32", "0.33")
 
 
 def why_not_served(version: str, base: type, connector: type) -> str:
-    """Return why a connector cannot run in vLLM `version`, whose base class is `base`; empty when it can."""
+    """Return why a connector cannot run in vLLM `version` with base class `base`; empty when it can."""
     found, oldest = minor_of(version), minor_of(TESTED[0])
     if found is None or oldest is None or found < oldest:
         return f"vLLM {version} is older than {TESTED[0]}, the oldest that this kvtier knows"

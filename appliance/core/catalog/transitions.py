@@ -79,6 +79,10 @@ class Transitions:
 
     # --------------------------------------------------------------------------- one fragment, one tier
 
+    def forget_namespace(self, namespace_id: int) -> None:
+        """Drop what is counted of a namespace without blocks."""
+        self.cold_bytes.pop(namespace_id, None)
+
     def reserve(self, fragment: int, tier: Tier, place: int, encoding: int = AS_IT_IS) -> None:
         """ABSENT -> ARRIVING at `place`, held once by the copy that brings it.
         `encoding`: of its record, when the tier is the cold store."""

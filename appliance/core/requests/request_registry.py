@@ -194,7 +194,7 @@ class RequestRegistry:
         register again."""
         core, identity = self._core, namespace.identity
         core.catalog.remove_namespace(namespace)
-        core.transitions.cold_bytes.pop(namespace.id, None)
+        core.transitions.forget_namespace(namespace.id)
         core.costs.forget_namespace(namespace.id)
         del self._by_digest[identity.digest]
         self._shares.give(tenant_of(identity.domain), 1)
