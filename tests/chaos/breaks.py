@@ -61,7 +61,7 @@ BREAKS = [
     Break(
         "memory-forgotten",
         "appliance/persisted/namespace_book.py",
-        "        if number <= len(self.identities):\n",
+        "        if self.identities.get(number) == identity or self._write(number, identity):\n",
         "        if number:\n",
     ),
     Break(

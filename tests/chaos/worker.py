@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvtier.clients import Client, KvtierError, Namespace, Timeout, Urgency
+from kvtier.clients import Client, KvtierError, Limits, Namespace, Timeout, Urgency
 
 from .content import (
     CHAIN_BLOCKS,
@@ -213,7 +213,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     wait_s = 60.0 if arguments.hold else 5.0  # one that holds leases says so, however busy the machine is
     timeout = Timeout(call_s=wait_s, connect_s=wait_s)
-    with Client(arguments.target, timeout=timeout, shared_memory=not arguments.grpc) as client:
+    limits = Limits(staging_bytes=2 << 20)  # dram is small, and so are its tenants' shares
+    with Client(arguments.target, timeout=timeout, shared_memory=not arguments.grpc, limits=limits) as client:
         worker = Worker(client, arguments.tenant, arguments.seed, Board(arguments.board))
         if arguments.hold:
             worker.hold()

@@ -162,13 +162,16 @@ def test_a_caller_has_its_share_of_streams(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(grpc_server, "MAX_CALLS", 8)
     with serve(folder) as served, channel_to(served) as channel, contextlib.ExitStack() as stack:
         watches: list[Any] = []
-        for _ in range(5):
+
+        def watch() -> Any:
             watches.append(EventsServiceStub(channel).WatchAccesses(events_pb2.WatchAccessesRequest()))
             stack.callback(watches[-1].cancel)
-        for watch in watches[:4]:
-            next(watch)
+            return next(watches[-1])
+
+        for _ in range(4):
+            watch()
         with pytest.raises(grpc.RpcError) as caught:
-            next(watches[4])
+            watch()
         assert detail_of(caught.value).reason == "TOO_MANY_IN_FLIGHT"
         AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=WAIT_S)
         assert lookup(channel, "quiet") is None

@@ -1,6 +1,7 @@
 """Both clients against a daemon that dies, stays silent, refuses, or answers in an awkward order."""
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import threading
@@ -228,18 +229,13 @@ def test_a_deadline_that_has_passed_is_no_invitation_to_wait(
     assert len(server.connections) == 1
 
 
-def test_an_extent_that_cannot_be_mapped_is_an_error_of_ours(
-    server: ScriptedServer, connect: Any, tmp_path: Path
-) -> None:
+def test_an_extent_that_cannot_be_mapped_is_an_error_of_ours(server: ScriptedServer, connect: Any) -> None:
     """And what came with it is closed."""
     server.memory.store(NAMES[0], bytes(BLOCK))
-    unreadable, spare = tmp_path / "unreadable", tmp_path / "spare"
-    unreadable.write_bytes(bytes(4096))
-    spare.write_bytes(bytes(4096))
     servers_are_closed = threading.Event()
 
     def map_extents(connection: Connection, frame: Frame) -> None:
-        fds = os.open(unreadable, os.O_WRONLY), os.open(spare, os.O_RDONLY)
+        fds = _sealed("unreadable", os.O_WRONLY), _sealed("spare", os.O_RDONLY)
         connection.reply(frame, local_pb2.MapExtentsResponse(extents=[0, 1]), fds=fds)
         for one in fds:
             os.close(one)
@@ -252,7 +248,18 @@ def test_an_extent_that_cannot_be_mapped_is_an_error_of_ours(
         client.get(namespace, NAMES[:1])
     assert raised.value.reason == "NO_ADDRESS_SPACE"
     assert servers_are_closed.wait(WAIT_S)
-    assert not {str(unreadable), str(spare)} & _open_files()
+    assert not [name for name in _open_files() if "unreadable" in name or "spare" in name]
+
+
+def _sealed(name: str, mode: int) -> int:
+    """Return a descriptor of 4 KiB of memory that cannot become shorter."""
+    memory = os.memfd_create(name, os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, 4096)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    try:
+        return os.open(f"/proc/self/fd/{memory}", mode)
+    finally:
+        os.close(memory)
 
 
 def _open_files() -> set[str]:
