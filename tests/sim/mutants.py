@@ -304,7 +304,7 @@ def _lost_listener() -> list[Patch]:
 
 
 def _unbounded_waiting() -> list[Patch]:
-    return [(waiting.Waiting, "is_full", property(lambda self: False))]
+    return [(waiting.Waiting, "is_full", lambda self, tenant: False)]
 
 
 def _sealed_records_forgotten() -> list[Patch]:
