@@ -6,6 +6,7 @@ minutes add up over runs. The exit status is 1 when a row failed; its output say
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -40,7 +41,8 @@ def run(row: Row, scale: float, commit: str) -> bool:
     machine = describe({})
     print(f"== {row.name}: {as_typed(typed)}", flush=True)
     began_at = time.monotonic()
-    done = subprocess.run([python(), *typed], cwd=record.ROOT, capture_output=True, text=True)
+    everything = {**os.environ, "RARE_MUTANTS": "1"}
+    done = subprocess.run([python(), *typed], cwd=record.ROOT, env=everything, capture_output=True, text=True)
     wall_s = round(time.monotonic() - began_at)
     try:
         figures = row.read(done.stdout)
