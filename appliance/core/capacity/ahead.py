@@ -25,7 +25,7 @@ as it was before: a tenth of memory stood empty, and was missed; cancelling an i
 
 from typing import Final
 
-from ....tiers.block import Tier, Urgency, tenant_of
+from ....tiers.block import Tier, Urgency
 from ....tiers.cold.log import SegmentLog, record_bytes
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
@@ -152,11 +152,6 @@ class Ahead:
                 or kind != (namespace.domain, source)
             ):
                 break
-            if self._must_leave_to_others(row, num_bytes):
-                line.pop()
-                line.append((row,))  # behind those of other tenants, in the same order
-                self._due_at = self._core.now + BUDGET_PAUSE_S
-                continue
             is_bounded = self._may_be_double() and self._has_room(row, displaces=not is_again)
             if not is_bounded or not self._is_paid(num_bytes, row):
                 if is_again and not num_bytes:
@@ -171,8 +166,7 @@ class Ahead:
                 kind = namespace.domain, source
             line.pop()
         else:
-            if self._due_at is None:
-                self._look_again(line)
+            self._look_again(line)
         is_begun = pressure.has_spills
         pressure.start_spills(in_one=True)
         if is_begun:
@@ -214,18 +208,6 @@ class Ahead:
         if not num_bytes and allowed_at < float("inf"):
             self._due_at = max(allowed_at, now + BUDGET_PAUSE_S)
         return False
-
-    def _must_leave_to_others(self, row: int, num_bytes: int) -> bool:
-        """Whether a block would leave other tenants less of the budget than its own one took."""
-        namespaces, now = self._core.catalog.namespaces, self._core.now
-        namespace = self._core.catalog.namespace_of(row)
-        tenant = tenant_of(namespace.identity.domain)
-        wanted_bytes = num_bytes + _record_bytes(namespace.fragment_bytes)
-        if not self.budget.allows(wanted_bytes, now):
-            return False  # it waits anyway
-        if not self.budget.leaves_too_little(tenant, wanted_bytes, now):
-            return False
-        return any(tenant_of(other.identity.domain) != tenant for other in namespaces.values())
 
     @property
     def _log(self) -> SegmentLog:

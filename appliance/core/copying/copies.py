@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from ....tiers.base import Cause, CopyItem, CopyOutcome
-from ....tiers.block import FragmentLabel, Tier, Urgency, tenant_of
+from ....tiers.block import FragmentLabel, Tier, Urgency
 from ....tiers.cold.log import record_bytes
 from ....v1.shm import extent_of
 from ..catalog.core_state import CoreState
@@ -125,7 +125,8 @@ class Copies:
             for move in moves:
                 self._count_read(move.source, +1)
         if target == self._log_tier:
-            self._budget.wrote(*self._record_bytes(fragments, labels))
+            record_sizes = [record_bytes(label.stored_length or label.raw_length) for label in labels]
+            self._budget.wrote(sum(record_sizes), self._core.now)
         batch = _Batch(source, target, fragments, items, num_bytes, urgency, owner)
         copy = self._begin(batch, deadline_at, client, in_one)
         if urgency > Urgency.QUEUED and target < self._log_tier and source != target:
@@ -205,14 +206,8 @@ class Copies:
             self._cancelled.difference_update([(fragment, batch.target) for fragment in batch.fragments])
         assert len(outcomes) == len(batch.fragments)
         self._count_bytes(batch, -batch.num_bytes)
-        if batch.target == self._log_tier:
-            causes = [outcome.cause for outcome in outcomes]
-            if batch.source != self._log_tier:
-                self._refusals.spilled(causes)
-            if causes.count(None) < len(causes):
-                failed = [i for i, cause in enumerate(causes) if cause is not None]
-                labels = [batch.items[i].label for i in failed]
-                self._budget.not_written(*self._record_bytes([batch.fragments[i] for i in failed], labels))
+        if batch.target == self._log_tier and batch.source != self._log_tier:
+            self._refusals.spilled([outcome.cause for outcome in outcomes])
         if copy in self._disowned:
             outcomes = self._without(self._disowned.pop(copy), batch, outcomes)
         is_inside = batch.source == batch.target
@@ -330,19 +325,6 @@ class Copies:
             self.num_reads_of_segment[segment] = count
         else:
             self.num_reads_of_segment.pop(segment, None)
-
-    def _record_bytes(
-        self, fragments: Sequence[int], labels: Sequence[FragmentLabel]
-    ) -> tuple[int, float, dict[str, int]]:
-        """Return the bytes of these records, the time, and the bytes by tenant where they count."""
-        sizes = [record_bytes(label.stored_length or label.raw_length) for label in labels]
-        tenants: dict[str, int] = {}
-        if self._budget.daily_bytes is not None:
-            catalog = self._core.catalog
-            for fragment, num_bytes in zip(fragments, sizes, strict=True):
-                tenant = tenant_of(catalog.namespace_of(catalog.block_of[fragment]).identity.domain)
-                tenants[tenant] = tenants.get(tenant, 0) + num_bytes
-        return sum(sizes), self._core.now, tenants
 
     def _count_bytes(self, batch: _Batch, by: int) -> None:
         edge = (batch.source, batch.target)

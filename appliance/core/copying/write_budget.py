@@ -6,16 +6,10 @@ can put off, and copies made while the device is idle, which wait until there is
 off may leave the bucket in debt, of one day at most, so that a busy day is followed by a quiet one. Hence
 idle copies never write more than `daily_bytes` a day in the long run, nor twice as much in any one day.
 
-What fails is given back. Where there are several tenants, idle copies of one may take no more than it leaves
-to the others: a half alone, a third each of two, and so on, as for the buffers of streamed puts.
-
 Rejected: a sum that begins anew each day (a day's worth of copies just before midnight and another one just
 after it); leaving spills out (a drive does not ask why it was written to).
 """
 
-import math
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 DAY_S: Final = 86_400.0
@@ -32,8 +26,6 @@ class WriteBudget:
         self._as_of = 0.0
         #: Bytes by hour of the planner's clock, of the last HOURS hours in which something was written.
         self._hours: dict[int, int] = {}
-        #: What tenants took out of the bucket, as of _as_of; it fills up again for each as it does for all.
-        self._taken: dict[str, float] = {}
 
     def limit(self, daily_bytes: int | None, now: float) -> None:
         """Another limit is in force. What was written under the old one counts."""
@@ -43,46 +35,15 @@ class WriteBudget:
         self.daily_bytes = daily_bytes
         self._left, self._as_of = max(-float(daily_bytes or 0), (daily_bytes or 0) - spent), now
 
-    def wrote(self, num_bytes: int, now: float, tenants: Mapping[str, int] = MappingProxyType({})) -> None:
-        """So many bytes are being written, of them these of tenants."""
+    def wrote(self, num_bytes: int, now: float) -> None:
+        """So many bytes are being written."""
         hour = int(now // HOUR_S)
         if hour not in self._hours:
             self._hours = {h: n for h, n in self._hours.items() if h > hour - HOURS}
         self._hours[hour] = self._hours.get(hour, 0) + num_bytes
-        self._move_to(now)
         if self.daily_bytes is not None:
-            self._left = max(-float(self.daily_bytes), self._left - num_bytes)
-            for tenant, count in tenants.items():
-                self._taken[tenant] = self._taken.get(tenant, 0.0) + count
-
-    def not_written(
-        self, num_bytes: int, now: float, tenants: Mapping[str, int] = MappingProxyType({})
-    ) -> None:
-        """Give back what `wrote` was told, and was not written after all."""
-        self._move_to(now)
-        if self.daily_bytes is not None:
-            self._left = min(float(self.daily_bytes), self._left + num_bytes)
-            for tenant, count in tenants.items():
-                self._taken[tenant] = max(0.0, self._taken.get(tenant, 0.0) - count)
-        for hour in sorted(self._hours, reverse=True):
-            given_back = min(num_bytes, self._hours[hour])
-            self._hours[hour] -= given_back
-            num_bytes -= given_back
-
-    def leaves_too_little(self, tenant: str, num_bytes: int, now: float) -> bool:
-        """Whether a tenant would have taken more than it left, had it written so many bytes more."""
-        if self.daily_bytes is None:
-            return False
-        self._move_to(now)
-        return self._taken.get(tenant, 0.0) + num_bytes > self._left - num_bytes
-
-    def _move_to(self, now: float) -> None:
-        """Let the bucket fill up until `now`."""
-        if self.daily_bytes is not None:
-            filled = max(0.0, now - self._as_of) * self.daily_bytes / DAY_S
-            self._left = self._left_at(now)
-            self._taken = {one: taken - filled for one, taken in self._taken.items() if taken > filled}
-        self._as_of = now
+            self._left = max(-float(self.daily_bytes), self._left_at(now) - num_bytes)
+            self._as_of = now
 
     def allows(self, num_bytes: int, now: float) -> bool:
         """Whether so many bytes may be written that could as well wait."""
@@ -115,13 +76,7 @@ class WriteBudget:
         """Return what to keep over a restart, as of `as_of` on the planner's clock; None: nothing yet."""
         if not self._hours:
             return None
-        return {
-            "as_of": self._as_of,
-            "left_bytes": int(self._left),
-            "daily_bytes": self.daily_bytes,
-            "hours": dict(self._hours),
-            "taken": {tenant: int(taken) for tenant, taken in self._taken.items()},
-        }
+        return {"as_of": self._as_of, "left_bytes": int(self._left), "hours": dict(self._hours)}
 
     def restore(self, state: dict[str, Any], as_of: float) -> None:
         """Take over what `state` returned in an earlier life. `as_of`: its `as_of` on the present clock.
@@ -130,15 +85,11 @@ class WriteBudget:
         hours = {int(hour) + shift: int(count) for hour, count in state["hours"].items()}
         if any(count < 0 for count in hours.values()) or len(hours) > 2 * HOURS:
             raise ValueError("hours")
-        left, daily_bytes = float(state["left_bytes"]), state.get("daily_bytes", self.daily_bytes)
-        taken = {str(tenant): float(count) for tenant, count in state.get("taken", {}).items()}
-        if not math.isfinite(left) or not all(0 <= count < math.inf for count in taken.values()):
-            raise ValueError("left_bytes, taken")
-        self._hours, self._taken = hours, taken
-        if self.daily_bytes is not None:  # under another limit what was written counts all the same
-            spent = self.written(as_of) if daily_bytes is None else int(daily_bytes) - left
-            limit = float(self.daily_bytes)
-            self._left, self._as_of = min(max(limit - spent, -limit), limit), as_of
+        left = float(state["left_bytes"])
+        self._hours = hours
+        if self.daily_bytes is not None:
+            self._left = min(max(left, -float(self.daily_bytes)), float(self.daily_bytes))
+            self._as_of = as_of
 
     def _left_at(self, now: float) -> float:
         assert self.daily_bytes is not None

@@ -9,7 +9,7 @@ from kvtier.appliance.core.instructions import Copy
 from kvtier.appliance.core.options import PlannerOptions, TenantQuota
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause
-from kvtier.tiers.block import NamespaceIdentity, Tier
+from kvtier.tiers.block import Tier
 
 from ..rig import CLIENT, GEOMETRY, RECORD_BYTES, STORED, Rig, hashes
 
@@ -447,25 +447,3 @@ def test_a_failed_copy_is_not_tried_again_at_once() -> None:
         rig.tick(1)
         rig.finish(rig.copies[0], cause)
         assert rig.copies == [], cause
-
-
-def test_one_tenant_does_not_use_up_the_budget_of_all() -> None:
-    """Its blocks go behind those of others in the queue, in their order."""
-    rig = rig_of(num_extents=2, daily_write_bytes=6 * BLOCK_BYTES)
-    domains = ("tenant:a", "tenant:b")
-    ids = []
-    for domain in domains:
-        call = rig.call()
-        rig.do(ev.NamespaceRegistered(call, NamespaceIdentity(b"m" * 16, GEOMETRY, domain=domain)))
-        ids.append(rig.answer(call).namespace_id)
-    for number, name, count in ((ids[0], "a", 8), (ids[1], "b", 1)):
-        rig.do(ev.ClientGone(CLIENT, "closed"))
-        rig.do(ev.ClientOpened(CLIENT, "client", True, f"tenant:{name}"))
-        rig.namespace_id = number
-        rig.start_put(hashes(name, count))
-        land_puts(rig)
-    for _ in range(8):
-        rest(rig)
-    assert where(rig, "b", 1) == [{"dram", "nvme"}]
-    rig.namespace_id = ids[0]
-    assert where(rig, "a", 8) == [{"dram", "nvme"}] * 3 + [{"dram"}] * 5

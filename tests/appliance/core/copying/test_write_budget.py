@@ -1,12 +1,9 @@
 """The bucket of bytes that may be written a day, by itself."""
 
-from typing import Any
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier.appliance.core.copying.write_budget import DAY_S, HOUR_S, WriteBudget
+from kvtier.appliance.core.copying.write_budget import DAY_S, WriteBudget
 
 DAILY = 1_000_000
 
@@ -76,58 +73,3 @@ def test_when_it_says_so_it_allows_it(written: int, now: float) -> None:
     budget.wrote(written, 0.0)
     at = budget.allowed_at(DAILY // 2, now)
     assert budget.allows(DAILY // 2 - 1, at)
-
-
-def test_what_failed_is_given_back() -> None:
-    budget = WriteBudget(DAILY)
-    budget.wrote(700, 0.0)
-    budget.wrote(300, HOUR_S, {"a": 300})
-    budget.not_written(400, HOUR_S, {"a": 300})
-    assert budget.written(HOUR_S) == 600
-    assert DAILY - 600 <= budget.left_bytes(HOUR_S) <= DAILY  # type: ignore[operator]
-    assert not budget.leaves_too_little("a", DAILY // 2 - 400, HOUR_S)
-
-
-def test_a_restart_under_another_limit_forgets_nothing() -> None:
-    budget = WriteBudget(10 * DAILY)
-    budget.wrote(9 * DAILY, 100.0)
-    state = budget.state()
-    assert state is not None
-    for limit, left in ((DAILY, -DAILY), (12 * DAILY, 3 * DAILY)):
-        later = WriteBudget(limit)
-        later.restore(state, 0.0)
-        assert later.left_bytes(0.0) == max(0, left)
-        assert later.is_overdrawn(0.0) == (left < 0)
-    unlimited = WriteBudget(None)
-    unlimited.wrote(9 * DAILY, 100.0)
-    state = unlimited.state()
-    assert state is not None
-    later = WriteBudget(10 * DAILY)
-    later.restore(state, 0.0)
-    assert later.left_bytes(0.0) == DAILY
-
-
-def test_a_tenant_takes_no_more_than_it_leaves_over_restarts_too() -> None:
-    budget = WriteBudget(DAILY)
-    budget.wrote(DAILY // 4, 0.0, {"a": DAILY // 4})
-    assert not budget.leaves_too_little("a", DAILY // 4, 0.0)
-    budget.wrote(DAILY // 4, 0.0, {"a": DAILY // 4})
-    for _ in range(2):
-        assert budget.leaves_too_little("a", 2, 0.0)
-        assert not budget.leaves_too_little("b", DAILY // 4, 0.0)
-        state, budget = budget.state(), WriteBudget(DAILY)
-        assert state is not None
-        budget.restore(state, 0.0)
-    assert not budget.leaves_too_little("a", DAILY // 4, DAY_S / 2)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"taken": {"a": -1}}, {"taken": {"a": float("nan")}}, {"left_bytes": float("inf")}]
-)
-def test_what_state_never_returned_is_refused(wrong: dict[str, Any]) -> None:
-    budget = WriteBudget(DAILY)
-    budget.wrote(1, 0.0)
-    state = budget.state()
-    assert state is not None
-    with pytest.raises(ValueError, match="taken"):
-        WriteBudget(DAILY).restore({**state, **wrong}, 0.0)
