@@ -158,7 +158,7 @@ def test_a_policy_that_remembers_names_cannot_tell_one_tenants_from_anothers(pol
     of_acme |= {facts.prefix_hash[row] for row in catalog.namespaces[shared.namespace[ACME]].rows.values()}
     assert len(of_acme) == 2, "what comes and what is there has one name"
     shared.do(ev.EvictRequested(0, Tier.DRAM, 0))
-    assert lookup(shared, ACME, shared.namespace[ACME], 1) == 0
+    assert lookup(shared, ACME, ACME, 1) == 0
     of_bolt = set(what_policies_hear(shared, BOLT, 1, 2))
     of_bolt |= {facts.prefix_hash[row] for row in catalog.namespaces[shared.namespace[BOLT]].rows.values()}
     assert len(of_bolt) == 2
