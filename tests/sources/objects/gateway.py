@@ -8,6 +8,7 @@ import base64
 import datetime
 import hashlib
 import hmac
+import itertools
 import os
 import shutil
 import socket
@@ -24,6 +25,7 @@ from tests.ports import free_port
 
 PROGRAMS = ("ceph-mon", "ceph-osd", "ceph-mgr", "radosgw", "ceph", "monmaptool", "radosgw-admin")
 START_S = 240.0
+NUM_ATTEMPTS = 3
 CONFIGURATION = """
 [global]
 fsid = {fsid}
@@ -126,11 +128,24 @@ def gateway(folder: Path) -> Iterator[Gateway]:
     if endpoint := os.environ.get("KVTIER_S3_ENDPOINT"):
         yield Gateway(endpoint, os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
         return
-    cluster = _Cluster(folder)
+    cluster, running = _started(folder)
     try:
-        yield cluster.start()
+        yield running
     finally:
         cluster.stop()
+
+
+def _started(folder: Path) -> tuple["_Cluster", Gateway]:
+    """Start a cluster; two that start at the same time may take each other's ports, so it is tried again."""
+    for attempt in itertools.count():
+        cluster = _Cluster(folder / str(attempt))
+        try:
+            return cluster, cluster.start()
+        except AssertionError:
+            cluster.stop()
+            if attempt == NUM_ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 class _Cluster:
@@ -194,7 +209,13 @@ class _Cluster:
     def _wait(self, what: str, is_ready: Callable[[], object]) -> None:
         deadline = time.monotonic() + START_S
         while not is_ready():
-            gone = [process.args for process in self.processes if process.poll() is not None]
-            assert not gone, f"{gone} ended while waiting for {what}; see {self.folder}/run"
+            for process in self.processes:
+                assert process.poll() is None, self._said(process, f"ended while waiting for {what}")
             assert time.monotonic() < deadline, f"{what} did not come up; see {self.folder}/run"
             time.sleep(0.2)
+
+    def _said(self, process: subprocess.Popen[bytes], what: str) -> str:
+        """Return what a daemon printed last: its folder does not outlive the tests."""
+        program = str(process.args[0])  # type: ignore[index]
+        last = (self.folder / "run" / f"{program}.out").read_text(errors="replace")[-3000:]
+        return f"{program} {what} with {process.returncode}:\n{last}"
