@@ -75,6 +75,7 @@ class Daemon:
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Stop it; return its exit status."""
         assert self._process is not None
+        self._child = self.pid or self._child  # another one serves since a daemon was killed
         self._process.send_signal(how)
         return self.wait()
 
@@ -117,6 +118,7 @@ class Daemon:
     def close(self) -> None:
         """Make sure that nothing is left."""
         if self._process is not None and self._process.poll() is None:
+            self._child = self.pid or self._child
             self._process.kill()
             self._process.wait()
             self._wait_for_child()
