@@ -3,18 +3,24 @@
 A ring, not a queue per watcher: a slow watcher cannot make the daemon hold more memory, it only finds
 that the ring has moved on. That is a gap in the sequence, and the contract of Watch says what a gap
 means: forget everything, start anew. Sequence numbers start at 1 and never repeat within an epoch.
+
+A tenant watches a log of its own isolation domain: its numbers, what it remembers and what it forgets depend
+on the events of that domain only, so that they say nothing of other tenants.
 """
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from ..tiers.block import Tier
+from .core.catalog.catalog import NamespaceEntry
 from .core.instructions import BlockChange, Notify
 
 #: Block events kept for watchers that come back: those of a few seconds at full load, some 10 MB.
 MAX_BLOCK_EVENTS = 65_536
+UNKNOWN = ":"  # no isolation domain has this name
+MAX_DOMAIN_EVENTS = 8_192  # the same, of one isolation domain that a tenant watches
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +36,12 @@ class BlockEvent:
 
 
 class EventLog:
-    """Remembers the last `capacity` events. Owned by the event loop; not thread-safe."""
+    """Remembers the last `capacity` events. Owned by the event loop; not thread-safe.
 
-    def __init__(self, capacity: int) -> None:
+    `namespaces`: the catalog's, read when a tenant watches.
+    """
+
+    def __init__(self, capacity: int, namespaces: Mapping[int, NamespaceEntry] | None = None) -> None:
         assert capacity > 0
         #: Blocks that left a tier since the start, by tier and reason.
         self.num_removed: Counter[tuple[Tier, str]] = Counter()
@@ -40,11 +49,29 @@ class EventLog:
         self._last_sequence = 0
         self._watchers: set[asyncio.Event] = set()
         self._closed = False
+        self._namespaces = namespaces if namespaces is not None else {}
+        self._domains: dict[int, str] = {}  # by namespace id; kept until the last event of the namespace
+        self._of_domain: dict[str, EventLog] = {}  # of those that a tenant has watched
 
     @property
     def num_watchers(self) -> int:
         """How many are watching now."""
-        return len(self._watchers)
+        return len(self._watchers) + sum(log.num_watchers for log in self._of_domain.values())
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of the newest event; 0 before the first."""
+        return self._last_sequence
+
+    def of_domain(self, domain: str) -> "EventLog":
+        """Return the log of one isolation domain with its parts. It begins when it is first asked for."""
+        log = self._of_domain.get(domain)
+        if log is None:
+            for number, namespace in self._namespaces.items():
+                self._domains[number] = namespace.identity.domain
+            log = self._of_domain[domain] = EventLog(MAX_DOMAIN_EVENTS)
+            log._closed = self._closed
+        return log
 
     def append(self, notice: Notify) -> None:
         """Number the planner's notice and wake the watchers. The oldest event may be forgotten."""
@@ -63,6 +90,8 @@ class EventLog:
         )
         for watcher in self._watchers:
             watcher.set()
+        if self._of_domain:
+            self._append_to_domain(notice)
 
     def after(self, sequence: int) -> list[BlockEvent]:
         """Return the remembered events later than `sequence`, oldest first.
@@ -76,15 +105,16 @@ class EventLog:
             return list(self._ring)
         return [self._ring[i] for i in range(len(self._ring) - num_wanted, len(self._ring))]
 
-    async def watch(self, after_sequence: int) -> AsyncGenerator[BlockEvent, None]:
-        """Yield events later than `after_sequence` (0: only new ones) as they happen, until `close`.
+    def watch(self, after_sequence: int) -> AsyncGenerator[BlockEvent, None]:
+        """Yield events later than `after_sequence` (0: from this call on) as they happen, until `close`.
 
         A number from the future belongs to an earlier life of the daemon: everything remembered follows,
         and its lower numbers tell the watcher to start anew.
         """
         seen = after_sequence or self._last_sequence
-        if seen > self._last_sequence:
-            seen = 0
+        return self._follow(seen if seen <= self._last_sequence else 0)
+
+    async def _follow(self, seen: int) -> AsyncGenerator[BlockEvent, None]:
         arrived = asyncio.Event()
         self._watchers.add(arrived)
         try:
@@ -106,11 +136,33 @@ class EventLog:
         self._closed = True
         for watcher in self._watchers:
             watcher.set()
+        for log in self._of_domain.values():
+            log.close()
+
+    def _append_to_domain(self, notice: Notify) -> None:
+        """Append to the log of the tenant that the namespace belongs to, if a tenant watches it."""
+        number = notice.namespace_id
+        namespace = self._namespaces.get(number)
+        if namespace is not None:
+            domain = self._domains[number] = namespace.identity.domain
+            if len(self._domains) > 2 * len(self._namespaces) + 64:
+                self._domains = {n: self._domains[n] for n in self._domains.keys() & self._namespaces.keys()}
+        else:  # forgotten, with its last blocks
+            domain = self._domains.get(number, UNKNOWN)
+        log = self._of_domain.get(whole_domain(domain))
+        if log is not None:
+            log.append(notice)
 
     def check_integrity(self) -> list[str]:
         """Audit: sequence numbers are consecutive and end at the last one."""
+        problems = [problem for log in self._of_domain.values() for problem in log.check_integrity()]
         sequences = [event.sequence for event in self._ring]
         first = self._last_sequence - len(sequences) + 1
         if sequences != list(range(first, self._last_sequence + 1)):
-            return [f"event log: sequences {sequences[:3]}... are not consecutive to {self._last_sequence}"]
-        return []
+            problems.append(f"event log: sequences {sequences[:3]}... do not end at {self._last_sequence}")
+        return problems
+
+
+def whole_domain(domain: str) -> str:
+    """Return the isolation domain of a tenant that `domain` is, or is a part of; empty: the common one."""
+    return domain.partition("/")[0] if ":" in domain else ""

@@ -74,7 +74,7 @@ class Daemon:
         self.settings = settings
         self.assembly = assembly
         self.planner = build_planner(settings, assembly)
-        self.events = EventLog(MAX_BLOCK_EVENTS)
+        self.events = EventLog(MAX_BLOCK_EVENTS, self.planner.catalog.namespaces)
         self.appliance = build_appliance(settings, self.planner, assembly, self.events)
         self.accesses = AccessLog(self.appliance, self.planner, MAX_BLOCK_EVENTS)
         if assembly.hot is not None:

@@ -17,6 +17,7 @@ class Role(Enum):
     ANYONE = "every caller"
     TENANT = "a tenant"
     ADMIN = "an administrator"
+    WATCHER = "a tenant, of what it may read; an administrator, of everything"
 
 
 class Right(NamedTuple):
@@ -30,8 +31,12 @@ class Right(NamedTuple):
         """Raise AccessError unless `principal` may make the call."""
         if self.role is Role.ADMIN:
             require_admin(principal)
-        elif self.role is Role.TENANT:
+        elif self.role is Role.TENANT or (self.role is Role.WATCHER and not principal.is_admin):
             tenancy_of(principal)
+
+    def is_administrative(self, principal: Principal) -> bool:
+        """Return whether `principal` makes the call as an administrator."""
+        return self.role is Role.ADMIN or (self.role is Role.WATCHER and principal.is_admin)
 
     def lane(self, principal: Principal) -> str:
         """Return the queue in which a caller's calls of this kind wait.
@@ -39,7 +44,7 @@ class Right(NamedTuple):
         What gives something back and what administrates has its own: it gets its turn while other calls of
         the same caller are refused.
         """
-        if self.role is Role.ADMIN:
+        if self.is_administrative(principal):
             return f"administrator {principal.name}"
         return principal.name if self.is_limited else f"{principal.name}, giving back"
 
@@ -82,7 +87,7 @@ RIGHTS: dict[str, Right] = {
     "AdminService/EraseTenant": _ADMIN,
     "AdminService/Verify": _ADMIN,
     "AdminService/CheckIntegrity": _ADMIN,
-    "EventsService/Watch": _ADMIN,
+    "EventsService/Watch": Right(Role.WATCHER, is_limited=True),
     "EventsService/WatchAccesses": _ADMIN,
 }
 

@@ -26,11 +26,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from ...v1 import admin_pb2, events_pb2, kvcache_pb2
 from ...v1.conversions import urgency_to_wire
 from ...v1.local import MAX_PAYLOAD_BYTES
+from ..core.catalog.catalog import NO_ROW
 from ..core.shares import Shares
 from ..errors import REASONS, ApplianceError, error, trailing_metadata
-from ..event_log import EventLog
+from ..event_log import BlockEvent, EventLog
 from ..security.callers import Caller, CallRates
-from ..security.rights import Right, Role, right_of
+from ..security.rights import Right, right_of
 from .access_log import AccessLog, BlockAccess
 from .admission import Admission
 from .cache_service import CacheService
@@ -84,8 +85,16 @@ class EventsService:
     async def watch(
         self, caller: Caller, request: events_pb2.WatchRequest
     ) -> AsyncIterator[events_pb2.WatchResponse]:
-        """Yield block events after `after_sequence`, of one namespace or all."""
-        async for event in self._events.watch(request.after_sequence):
+        """Yield block events after `after_sequence`, of one namespace or of all that the caller may watch.
+
+        The first message says that watching has begun.
+        """
+        is_admin, log = caller.principal.is_admin, self._events
+        if not is_admin:
+            log = log.of_domain(caller.tenancy.domain)
+        newest, watching = log.last_sequence, log.watch(request.after_sequence)
+        yield events_pb2.WatchResponse(sequence=newest, epoch=self._service.facts.epoch)
+        async for event in watching:
             if request.namespace_id in (0, event.namespace_id):
                 yield events_pb2.WatchResponse(
                     sequence=event.sequence,
@@ -94,8 +103,19 @@ class EventsService:
                     namespace_id=event.namespace_id,
                     tier=self._service.tiers.number(event.tier),
                     prefix_hashes=b"".join(event.prefix_hashes),
-                    reason=event.reason,
+                    reason=event.reason if is_admin else "",
+                    tiers=self._tiers_now(event),
                 )
+
+    def _tiers_now(self, event: BlockEvent) -> bytes:
+        """Return for each block of an event the number of the tier that it is read from now, or 0."""
+        catalog = self._service.planner.catalog
+        namespace = catalog.namespaces.get(event.namespace_id)
+        if namespace is None:
+            return bytes(len(event.prefix_hashes))
+        rows = [namespace.rows.get(name, NO_ROW) for name in event.prefix_hashes]
+        tiers = [None if row == NO_ROW else catalog.tier_of(row) for row in rows]
+        return bytes(0 if tier is None else self._service.tiers.number(tier) for tier in tiers)
 
     async def watch_accesses(
         self, caller: Caller, request: events_pb2.WatchAccessesRequest
@@ -305,7 +325,7 @@ class GrpcServer:
         principal = self._listeners.principal_of(context)
         right.require(principal)
         remaining_s, lane, now_ns = context.time_remaining(), right.lane(principal), monotonic_ns()
-        if right.role is not Role.ADMIN:
+        if not right.is_administrative(principal):
             self._admission.admit(
                 lane, now_ns + (math.inf if remaining_s is None else remaining_s * 1e9), now_ns
             )
@@ -316,7 +336,7 @@ class GrpcServer:
         try:
             deadline_at = math.inf if remaining_s is None else self._clock() + remaining_s
             caller = Caller(None, deadline_at, principal)
-            if right.is_limited:
+            if right.is_limited and not right.is_administrative(principal):
                 self._rates.charge(caller, self._clock())
             yield caller
         finally:

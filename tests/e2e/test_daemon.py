@@ -213,7 +213,10 @@ def test_watchers_see_blocks_come_and_health_goes_down_with_a_drain(tmp_path: Pa
                 health_pb2.HealthCheckResponse.NOT_SERVING,
             )
             assert (await health.Check(check)).status == serving
-            watching = EventsServiceStub(channel).Watch(events_pb2.WatchRequest(after_sequence=1 << 60))
+            call = EventsServiceStub(channel).Watch(events_pb2.WatchRequest(after_sequence=1 << 60))
+            watching = aiter(call)
+            begin = await anext(watching)
+            assert (begin.kind, begin.sequence) == (events_pb2.BLOCK_EVENT_KIND_UNSPECIFIED, 1)
             stored: list[bytes] = []
             async for event in watching:
                 assert event.kind == events_pb2.BLOCK_EVENT_KIND_STORED

@@ -25,27 +25,27 @@ _sym_db = _symbol_database.Default()
 from kvtier.v1 import types_pb2 as kvtier_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvtier/v1/events.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"<\n\x0cWatchRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x04\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\r\"\xb5\x01\n\rWatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\'\n\x04kind\x18\x03 \x01(\x0e\x32\x19.kvtier.v1.BlockEventKind\x12\x14\n\x0cnamespace_id\x18\x04 \x01(\r\x12\x1d\n\x04tier\x18\x05 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x15\n\rprefix_hashes\x18\x06 \x01(\x0c\x12\x0e\n\x06reason\x18\x07 \x01(\t\"\x16\n\x14WatchAccessesRequest\"\x99\x02\n\x15WatchAccessesResponse\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.kvtier.v1.AccessKind\x12\x14\n\x0cnamespace_id\x18\x03 \x01(\r\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x13\n\x0bparent_hash\x18\x05 \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x06 \x01(\x0c\x12\x11\n\tnum_found\x18\x07 \x01(\r\x12\x10\n\x08num_lost\x18\x08 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\'\n\x07session\x18\x0b \x01(\x0b\x32\x16.kvtier.v1.SessionWord\"q\n\x0bSessionWord\x12#\n\x07urgency\x18\x01 \x01(\x0e\x32\x12.kvtier.v1.Urgency\x12\x1a\n\x12num_decoded_tokens\x18\x02 \x01(\r\x12\x12\n\nback_in_ms\x18\x03 \x01(\x04\x12\r\n\x05\x65nded\x18\x04 \x01(\x08*\x89\x01\n\x0e\x42lockEventKind\x12 \n\x1c\x42LOCK_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42LOCK_EVENT_KIND_STORED\x10\x01\x12\x1a\n\x16\x42LOCK_EVENT_KIND_MOVED\x10\x02\x12\x1c\n\x18\x42LOCK_EVENT_KIND_REMOVED\x10\x03*l\n\nAccessKind\x12\x1b\n\x17\x41\x43\x43\x45SS_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41\x43\x43\x45SS_KIND_ASK\x10\x01\x12\x13\n\x0f\x41\x43\x43\x45SS_KIND_PUT\x10\x02\x12\x17\n\x13\x41\x43\x43\x45SS_KIND_SESSION\x10\x03\x32\xa3\x01\n\rEventsService\x12<\n\x05Watch\x12\x17.kvtier.v1.WatchRequest\x1a\x18.kvtier.v1.WatchResponse0\x01\x12T\n\rWatchAccesses\x12\x1f.kvtier.v1.WatchAccessesRequest\x1a .kvtier.v1.WatchAccessesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvtier/v1/events.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"<\n\x0cWatchRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x04\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\r\"\xc4\x01\n\rWatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\'\n\x04kind\x18\x03 \x01(\x0e\x32\x19.kvtier.v1.BlockEventKind\x12\x14\n\x0cnamespace_id\x18\x04 \x01(\r\x12\x1d\n\x04tier\x18\x05 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x15\n\rprefix_hashes\x18\x06 \x01(\x0c\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\r\n\x05tiers\x18\x08 \x01(\x0c\"\x16\n\x14WatchAccessesRequest\"\x99\x02\n\x15WatchAccessesResponse\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.kvtier.v1.AccessKind\x12\x14\n\x0cnamespace_id\x18\x03 \x01(\r\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x13\n\x0bparent_hash\x18\x05 \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x06 \x01(\x0c\x12\x11\n\tnum_found\x18\x07 \x01(\r\x12\x10\n\x08num_lost\x18\x08 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\'\n\x07session\x18\x0b \x01(\x0b\x32\x16.kvtier.v1.SessionWord\"q\n\x0bSessionWord\x12#\n\x07urgency\x18\x01 \x01(\x0e\x32\x12.kvtier.v1.Urgency\x12\x1a\n\x12num_decoded_tokens\x18\x02 \x01(\r\x12\x12\n\nback_in_ms\x18\x03 \x01(\x04\x12\r\n\x05\x65nded\x18\x04 \x01(\x08*\x89\x01\n\x0e\x42lockEventKind\x12 \n\x1c\x42LOCK_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42LOCK_EVENT_KIND_STORED\x10\x01\x12\x1a\n\x16\x42LOCK_EVENT_KIND_MOVED\x10\x02\x12\x1c\n\x18\x42LOCK_EVENT_KIND_REMOVED\x10\x03*l\n\nAccessKind\x12\x1b\n\x17\x41\x43\x43\x45SS_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41\x43\x43\x45SS_KIND_ASK\x10\x01\x12\x13\n\x0f\x41\x43\x43\x45SS_KIND_PUT\x10\x02\x12\x17\n\x13\x41\x43\x43\x45SS_KIND_SESSION\x10\x03\x32\xa3\x01\n\rEventsService\x12<\n\x05Watch\x12\x17.kvtier.v1.WatchRequest\x1a\x18.kvtier.v1.WatchResponse0\x01\x12T\n\rWatchAccesses\x12\x1f.kvtier.v1.WatchAccessesRequest\x1a .kvtier.v1.WatchAccessesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvtier.v1.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BLOCKEVENTKIND']._serialized_start=730
-  _globals['_BLOCKEVENTKIND']._serialized_end=867
-  _globals['_ACCESSKIND']._serialized_start=869
-  _globals['_ACCESSKIND']._serialized_end=977
+  _globals['_BLOCKEVENTKIND']._serialized_start=745
+  _globals['_BLOCKEVENTKIND']._serialized_end=882
+  _globals['_ACCESSKIND']._serialized_start=884
+  _globals['_ACCESSKIND']._serialized_end=992
   _globals['_WATCHREQUEST']._serialized_start=60
   _globals['_WATCHREQUEST']._serialized_end=120
   _globals['_WATCHRESPONSE']._serialized_start=123
-  _globals['_WATCHRESPONSE']._serialized_end=304
-  _globals['_WATCHACCESSESREQUEST']._serialized_start=306
-  _globals['_WATCHACCESSESREQUEST']._serialized_end=328
-  _globals['_WATCHACCESSESRESPONSE']._serialized_start=331
-  _globals['_WATCHACCESSESRESPONSE']._serialized_end=612
-  _globals['_SESSIONWORD']._serialized_start=614
-  _globals['_SESSIONWORD']._serialized_end=727
-  _globals['_EVENTSSERVICE']._serialized_start=980
-  _globals['_EVENTSSERVICE']._serialized_end=1143
+  _globals['_WATCHRESPONSE']._serialized_end=319
+  _globals['_WATCHACCESSESREQUEST']._serialized_start=321
+  _globals['_WATCHACCESSESREQUEST']._serialized_end=343
+  _globals['_WATCHACCESSESRESPONSE']._serialized_start=346
+  _globals['_WATCHACCESSESRESPONSE']._serialized_end=627
+  _globals['_SESSIONWORD']._serialized_start=629
+  _globals['_SESSIONWORD']._serialized_end=742
+  _globals['_EVENTSSERVICE']._serialized_start=995
+  _globals['_EVENTSSERVICE']._serialized_end=1158
 # @@protoc_insertion_point(module_scope)

@@ -75,7 +75,7 @@ class WatchRequest(_message.Message):
     after_sequence: _builtins.int
     """0: only new ones"""
     namespace_id: _builtins.int
-    """0: all"""
+    """0: all that the caller may watch"""
     def __init__(
         self,
         *,
@@ -101,6 +101,7 @@ class WatchResponse(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     epoch: _builtins.int
     kind: Global___BlockEventKind.ValueType
@@ -109,6 +110,11 @@ class WatchResponse(_message.Message):
     prefix_hashes: _builtins.bytes
     """32 bytes each"""
     reason: _builtins.str
+    """for administrators"""
+    tiers: _builtins.bytes
+    """One Tier per block, when this was sent: the slowest its fragments must come from; TIER_UNSPECIFIED: it is
+    not stored any more. As LookupResponse.tiers.
+    """
     def __init__(
         self,
         *,
@@ -119,10 +125,11 @@ class WatchResponse(_message.Message):
         tier: _types_pb2.Tier.ValueType = ...,
         prefix_hashes: _builtins.bytes = ...,
         reason: _builtins.str = ...,
+        tiers: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kind", b"kind", "namespace_id", b"namespace_id", "prefix_hashes", b"prefix_hashes", "reason", b"reason", "sequence", b"sequence", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kind", b"kind", "namespace_id", b"namespace_id", "prefix_hashes", b"prefix_hashes", "reason", b"reason", "sequence", b"sequence", "tier", b"tier", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,7 +51,10 @@ class EventsServiceServicer:
 
     def Watch(self, request, context):
         """Block events from `after_sequence` on, as far back as they are remembered, then as they happen. A gap
-        in the sequence (the first event is later than asked for) means: forget everything, start anew.
+        in the sequence (the first event is later than asked for) means: forget everything, start anew. The first
+        message has no kind: nothing that happens after it is missed, and its sequence is the newest so far.
+        A tenant watches the namespaces of its isolation domain, numbered by their own events; an administrator
+        watches all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

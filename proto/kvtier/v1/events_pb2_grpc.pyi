@@ -33,7 +33,10 @@ class EventsServiceStub:
     def __new__(cls, channel: _aio.Channel) -> EventsServiceAsyncStub: ...
     Watch: _grpc.UnaryStreamMultiCallable[_events_pb2.WatchRequest, _events_pb2.WatchResponse]
     """Block events from `after_sequence` on, as far back as they are remembered, then as they happen. A gap
-    in the sequence (the first event is later than asked for) means: forget everything, start anew.
+    in the sequence (the first event is later than asked for) means: forget everything, start anew. The first
+    message has no kind: nothing that happens after it is missed, and its sequence is the newest so far.
+    A tenant watches the namespaces of its isolation domain, numbered by their own events; an administrator
+    watches all.
     """
     WatchAccesses: _grpc.UnaryStreamMultiCallable[_events_pb2.WatchAccessesRequest, _events_pb2.WatchAccessesResponse]
     """What clients ask for and put, from now on. For `kvtier record`, which writes it without names."""
@@ -43,7 +46,10 @@ class EventsServiceAsyncStub(EventsServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Watch: _aio.UnaryStreamMultiCallable[_events_pb2.WatchRequest, _events_pb2.WatchResponse]  # type: ignore[assignment]
     """Block events from `after_sequence` on, as far back as they are remembered, then as they happen. A gap
-    in the sequence (the first event is later than asked for) means: forget everything, start anew.
+    in the sequence (the first event is later than asked for) means: forget everything, start anew. The first
+    message has no kind: nothing that happens after it is missed, and its sequence is the newest so far.
+    A tenant watches the namespaces of its isolation domain, numbered by their own events; an administrator
+    watches all.
     """
     WatchAccesses: _aio.UnaryStreamMultiCallable[_events_pb2.WatchAccessesRequest, _events_pb2.WatchAccessesResponse]  # type: ignore[assignment]
     """What clients ask for and put, from now on. For `kvtier record`, which writes it without names."""
@@ -56,7 +62,10 @@ class EventsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_events_pb2.WatchResponse], _abc.AsyncIterator[_events_pb2.WatchResponse]]:
         """Block events from `after_sequence` on, as far back as they are remembered, then as they happen. A gap
-        in the sequence (the first event is later than asked for) means: forget everything, start anew.
+        in the sequence (the first event is later than asked for) means: forget everything, start anew. The first
+        message has no kind: nothing that happens after it is missed, and its sequence is the newest so far.
+        A tenant watches the namespaces of its isolation domain, numbered by their own events; an administrator
+        watches all.
         """
 
     @_abc_1.abstractmethod
