@@ -42,8 +42,9 @@ from .metrics import KvtierPromMetrics, KvtierStats
 from .options import Options
 from .plan import Acks, StepPlan
 from .scheduler.agent import Agent
-from .scheduler.events import event_of
-from .scheduler.saving import Saver
+from .scheduler.announcer import Announcer
+from .scheduler.events import block_kind, blocks_of, events_of
+from .scheduler.saving import Saver, StoredBlocks
 from .scheduler.side import MISS, SchedulerSide
 from .versions import is_tested, why_not_served
 from .worker.pages import LayerView, PagedGroup
@@ -140,8 +141,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._identities: list[NamespaceIdentity] = []
-        self._events: list[KVCacheEvent] = []
+        self._announcer: Announcer | None = None  # None: the engine publishes no events
         self._step_began_at = 0.0
+        self._kinds: list[tuple[str, int | None]] = []  # of the groups, in events
         events = vllm_config.kv_events_config
         self._has_listeners = events is not None and events.enable_kv_cache_events
         if self._why_dark:
@@ -231,7 +233,13 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         )
         max_blocks = int(options.max_unsaved_fraction * self._kv_cache_config.num_blocks)
         saver = Saver(self._groups, len(ranks), max_blocks, self._pool, self.counters)
-        self._agent = Agent(options, self._groups, ranks, make_client, self.counters)
+        if self._has_listeners:
+            self._announcer = Announcer(len(ranks))
+            self._kinds = [block_kind(one.kv_cache_spec) for one in self._kv_cache_config.kv_cache_groups]
+            saver.on_stored = self._announce
+        self._agent = Agent(
+            options, self._groups, ranks, make_client, self.counters, announcer=self._announcer
+        )
         self._scheduler = SchedulerSide(
             options,
             self._groups,
@@ -296,9 +304,15 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.loaded(connector_output.finished_recving or (), connector_output.failed_recving or ())
         told = connector_output.kv_connector_worker_meta
         if isinstance(told, KvtierWorkerMetadata):
-            for stored in self._scheduler.saved(told.acks):
-                if self._has_listeners:
-                    self._events.append(event_of(stored, self._groups[stored.group]))
+            self._scheduler.saved(told.acks)
+
+    @harmless(lambda *_, **__: None)
+    def _announce(self, stored: StoredBlocks) -> None:
+        """Tell the engine's listeners of blocks that every rank has stored, from now on."""
+        if self._agent and self._announcer and self._scheduler:
+            blocks = blocks_of(stored, self._groups[stored.group], self._scheduler.salt, self._announcer)
+            if blocks:
+                self._agent.announce(blocks)
 
     @harmless(lambda *_, **__: (False, None))
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -316,9 +330,10 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @harmless(lambda *_: ())
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """Return what was stored since the last call, for the engine's listeners."""
-        events, self._events = self._events, []
-        return events
+        """Return where blocks are stored now, as changes since the last call, for the engine's listeners."""
+        if self._announcer is None:
+            return ()
+        return events_of(self._announcer.take(), self._groups, self._kinds)
 
     @harmless(lambda *_, **__: False)
     def has_pending_push_work(self) -> bool:
@@ -330,6 +345,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         """Find nothing any more that was stored before; return True."""
         if self._scheduler:
             self._scheduler.reset(uuid.uuid4().hex)
+        if self._announcer:
+            self._announcer.clear()
         return True
 
     # ---------------------------------------------------------------------------- worker's side

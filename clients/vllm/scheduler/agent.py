@@ -22,6 +22,8 @@ from ..counters import Counters
 from ..groups import Group
 from ..identity import adapter_digest, salted
 from ..options import Options
+from .announcer import Announcer, Block
+from .announcing import Announcing
 from .finding import Finder, FoundPrefix
 from .lookups import LookupAnswer, LookupRequest, PendingLookup, SessionUpdate
 
@@ -43,6 +45,7 @@ class Agent:
         make_client: Callable[[], AsyncClient],
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
+        announcer: Announcer | None = None,
     ) -> None:
         self.breaker = Breaker(max_pause_s=PROBE_PERIOD_S, clock=clock)
         self._options = options
@@ -51,6 +54,8 @@ class Agent:
         self._make_client = make_client
         self._counters = counters
         self._clock = clock
+        self._announcer = announcer
+        self._announcing: Announcing | None = None
         self._namespaces: dict[tuple[str, bytes], list[list[Namespace]]] = {}
         self._leases: dict[PendingLookup, list[AsyncLease]] = {}
         self._num_releasing = 0  # lookups that have leases on their way back
@@ -94,6 +99,12 @@ class Agent:
         """Note the state of a session; the latest update counts."""
         self._submit(self._note, session, update)
 
+    def announce(self, blocks: Sequence[Block]) -> None:
+        """Announce blocks, with the medium that they are in, for as long as they are stored."""
+        if self._announcer is not None and self._announcing is not None:
+            self._announcer.add(blocks)
+            self._submit(self._announcing.queue, [block.key for block in blocks])
+
     def close(self) -> None:
         """End the thread and the connection; waits a second at most."""
         self._submit(self._stop)
@@ -117,6 +128,10 @@ class Agent:
         self._spawn(self._keep_alive())
         self._spawn(self._tell_all())
         self._spawn(self._probe())
+        if self._announcer is not None:
+            self._announcing = Announcing(self._announcer, self._client, self._namespaces, self._registered)
+            self._spawn(self._announcing.watch())
+            self._spawn(self._announcing.look_up())
         self._is_up.set()
         await self._stopped.wait()
         for task in list(self._tasks):

@@ -6,7 +6,7 @@ or preempted request can go. What is stored, or under way, is not saved again, w
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,13 +50,14 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
-    """Blocks that are stored on every rank. `origin` is what `plan` was given."""
+    """Blocks that are stored on every rank. `origin` and `adapter` are what `plan` or `seen` was given."""
 
     group: int
     first_block: int
     parent: bytes
     names: list[bytes]
     origin: Any
+    adapter: bytes = b""
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ class _SaveJob:
     block_ids: list[int]
     ranks_left: int
     origin: Any
+    adapter: bytes
 
 
 class Saver:
@@ -85,6 +87,8 @@ class Saver:
         self._jobs: dict[int, _SaveJob] = {}
         self._last_job = 0
         self._num_held = 0
+        #: Called with blocks that every rank has, by a save or by a lookup; None: not wanted.
+        self.on_stored: Callable[[StoredBlocks], None] | None = None
         self._known: OrderedDict[tuple[int, bytes], bool] = OrderedDict()  # True: stored, False: under way
 
     @property
@@ -117,7 +121,7 @@ class Saver:
                 before = chain[start - 1] if start else parent
                 ids = list(table[first + start : first + start + len(names)])
                 job = _SaveJob(
-                    saving, group.index, first + start, before, names, ids, self._num_ranks, origin
+                    saving, group.index, first + start, before, names, ids, self._num_ranks, origin, adapter
                 )
                 num_named = len(names)
                 if not self._start(job):
@@ -155,17 +159,29 @@ class Saver:
                     if (job.group, name) in self._known:
                         self._known[job.group, name] = True
                 if job.names:
-                    stored.append(StoredBlocks(job.group, job.first_block, job.parent, job.names, job.origin))
+                    stored.append(
+                        StoredBlocks(
+                            job.group, job.first_block, job.parent, job.names, job.origin, job.adapter
+                        )
+                    )
+        if self.on_stored is not None:
+            for blocks in stored:
+                self.on_stored(blocks)
         return stored
 
     def drop(self, saves: Sequence[Save]) -> None:
         """Give up saves that no worker has heard of."""
         self.settle(Acks({save.job: Ack(self._num_ranks, 0) for save in saves}))
 
-    def seen(self, hashes: Sequence[bytes], stored: Sequence[int]) -> None:
+    def seen(
+        self, hashes: Sequence[bytes], stored: Sequence[int], origin: Any = None, adapter: bytes = b""
+    ) -> None:
         """Correct what is remembered by what a lookup found: blocks behind its end have been evicted."""
         for group, num_stored in zip(self._groups, stored, strict=True):
             scale = group.hashes_per_block
+            if self.on_stored is not None and num_stored:
+                names = group.chain(hashes)[:num_stored]
+                self.on_stored(StoredBlocks(group.index, 0, b"", names, origin, adapter))
             for i in range(num_stored):
                 self._known.setdefault((group.index, hashes[(i + 1) * scale - 1]), True)
             for i in range(num_stored, len(hashes) // scale):

@@ -324,7 +324,7 @@ class SchedulerSide:
         tracked.adapter = answer.adapter
         if answer.stored and tracked.learned_from is not answer:
             tracked.learned_from = answer
-            self._saver.seen(tracked.request.block_hashes, answer.stored)
+            self._saver.seen(tracked.request.block_hashes, answer.stored, tracked.request, answer.adapter)
             for i, number in enumerate(answer.stored):
                 tracked.saving.next_block[i] = max(tracked.saving.next_block[i], number)
             tracked.saving.due_tokens = 0

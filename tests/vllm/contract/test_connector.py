@@ -42,6 +42,7 @@ from kvtier.clients.vllm.connector import (
 )
 from kvtier.clients.vllm.metrics import KvtierStats
 from kvtier.clients.vllm.plan import Ack, Acks, Load
+from kvtier.clients.vllm.scheduler.announcer import Block
 from kvtier.clients.vllm.scheduler.lookups import LookupAnswer, PendingLookup
 from kvtier.clients.vllm.versions import is_tested, minor_of, misfits
 
@@ -116,6 +117,10 @@ class LookupAgent:
 
     def __init__(self) -> None:
         self.asked: list[PendingLookup] = []
+        self.announced: list[Block] = []
+
+    def announce(self, blocks: list[Block]) -> None:
+        self.announced += blocks
 
     def allows(self) -> bool:
         return True
@@ -132,8 +137,9 @@ class LookupAgent:
 def ready(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, LookupAgent, BlockPool]:
     """A connector on the scheduler's side after the handshake with two ranks, its block pool bound."""
     agent = LookupAgent()
-    monkeypatch.setattr(module, "Agent", lambda *arguments: agent)
+    monkeypatch.setattr(module, "Agent", lambda *arguments, **named: agent)
     connector = make()
+    connector._has_listeners = True
     pool = BlockPool(num_gpu_blocks=16, enable_caching=True, hash_block_size=BLOCK)
     connector.bind_gpu_block_pool(pool)
     geometry = Geometry(1, 2, 64, BLOCK, "float32")
@@ -369,21 +375,44 @@ def test_a_plan_that_breaks_half_way_still_ends_its_loads(ready: tuple[Any, Look
 
 
 def test_stored_blocks_are_told_as_kv_events(ready: tuple[Any, LookupAgent, BlockPool]) -> None:
-    connector, _, pool = ready
-    connector._has_listeners = connector._scheduler._has_listeners = True
+    connector, agent, pool = ready
     one = request(2 * BLOCK, salt="tenant")
     connector.on_new_request(one)
     table = [block.block_id for block in pool.get_new_blocks(2)]
     meta = connector.build_connector_meta(step({"r": 2 * BLOCK}, {"r": (table,)}))
     told = KvtierWorkerMetadata(Acks({meta.plan.saves[0].job: Ack(2, 2)}))
     connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=told))
+    assert list(connector.take_events()) == [], "the daemon has not said where they are"
+    counted = connector.get_kv_connector_stats()
+    assert "hook_errors" not in counted.data
+    keys = [block.key for block in agent.announced]
+    assert len(keys) == 2
+    connector._announcer.add(agent.announced)
+    for rank in (0, 1):
+        for key in keys:
+            connector._announcer.place(key, rank, "CPU")
     (event,) = connector.take_events()
     assert event.block_hashes == [maybe_convert_block_hash(name) for name in one.block_hashes]
     assert event.token_ids == list(range(2 * BLOCK))
     assert (event.block_size, event.medium, event.locality) == (BLOCK, "CPU", "LOCAL")
     assert event.ownership is None, "routers drop events of an owner that they do not know"
     assert event.extra_keys == [("tenant",), None]
+    assert (event.group_idx, event.kv_cache_spec_kind) == (0, "full_attention")
+    assert event.parent_block_hash is None
     assert list(connector.take_events()) == []
+    connector._announcer.place(keys[1], 1, "STORAGE")
+    stored, removed = connector.take_events()
+    assert (stored.medium, stored.block_hashes, stored.token_ids) == (
+        "STORAGE",
+        event.block_hashes[1:],
+        list(range(BLOCK, 2 * BLOCK)),
+    )
+    assert stored.parent_block_hash == event.block_hashes[0]
+    assert (removed.medium, removed.block_hashes, removed.group_idx) == ("CPU", event.block_hashes[1:], 0)
+    assert removed.ownership is None
+    connector.reset_cache()
+    gone = {(event.medium, *event.block_hashes) for event in connector.take_events()}
+    assert gone == {("CPU", event.block_hashes[0]), ("STORAGE", event.block_hashes[1])}
     assert isinstance(KVEventsConfig().enable_kv_cache_events, bool)
 
 
