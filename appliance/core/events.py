@@ -276,6 +276,31 @@ class CopyFinished:
 
 
 @dataclass(slots=True)
+class SourceChanged:
+    """The source of bundles can be asked (`is_open`), or cannot: until it is open nothing is asked of it."""
+
+    is_open: bool
+
+
+@dataclass(slots=True)
+class SourceSearched:
+    """A search ended. What it found is a hint: bundles before the last one found may be missing."""
+
+    search: int
+    num_found: int  # bundles of the chain, from the first one asked for
+    num_possible: int  # the one behind so many is not there, if there is one; -1: the search failed
+
+
+@dataclass(slots=True)
+class ExportFinished:
+    """An export ended. `is_stored`: the source holds the bundle now, perhaps since another host stored it."""
+
+    export: int
+    is_stored: bool
+    num_bytes: int = 0  # sent
+
+
+@dataclass(slots=True)
 class FragmentsDamaged:
     """What lies at these places is not what was put there: a verification found it, with a cause for each.
     Answered with DamageResult."""
@@ -373,6 +398,9 @@ Event: TypeAlias = (
     | EvictRequested
     | TenantErased
     | CopyFinished
+    | SourceChanged
+    | SourceSearched
+    | ExportFinished
     | FragmentsDamaged
     | SegmentFreed
     | TierLost

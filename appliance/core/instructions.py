@@ -56,6 +56,52 @@ class HastenCopy:
 
 
 @dataclass(slots=True)
+class Search:
+    """Ask the source which bundles of a chain it holds. Answered with one SourceSearched, always."""
+
+    search: int
+    identity: NamespaceIdentity
+    names: Sequence[bytes]  # of the chain's bundles, in order, from the first one that is missing here
+
+
+@dataclass(slots=True)
+class BundleBlocks:
+    """The blocks of one bundle: consecutive ones of a chain."""
+
+    identity: NamespaceIdentity
+    parent_hash: bytes  # of the first one; empty at the start of a chain
+    position: int  # of the first one in its chain
+    names: Sequence[bytes]  # prefix hash of each block; the last one is the bundle's
+
+
+@dataclass(slots=True)
+class Fetch:
+    """Read blocks of a bundle from the source into reserved places, one batch a layer group.
+
+    Each of `batches`, (copy, items), ends in exactly one CopyFinished, in any order, as soon as its bytes are
+    verified, and all of them soon after `deadline_at`. `CopyItem.source` is the block's number in the bundle.
+    A copy that lands has the checksum of its bytes in the outcome.
+    """
+
+    bundle: BundleBlocks
+    target: Tier
+    batches: Sequence[tuple[int, Sequence[CopyItem]]]
+    deadline_at: float
+
+
+@dataclass(slots=True)
+class Export:
+    """Store a bundle in the source. The places are held until the one ExportFinished.
+
+    `fragments`: (tier, place, label), group-major: all blocks of the first layer group, then of the next.
+    """
+
+    export: int
+    bundle: BundleBlocks
+    fragments: Sequence[tuple[Tier, int, FragmentLabel]]
+
+
+@dataclass(slots=True)
 class Publish:
     """Make fragments that arrived readable by clients (memory tiers). places, labels: one of each."""
 
@@ -132,6 +178,9 @@ Instruction: TypeAlias = (
     | Copy
     | CancelCopy
     | HastenCopy
+    | Search
+    | Fetch
+    | Export
     | Publish
     | Retract
     | SealSegment

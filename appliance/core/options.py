@@ -11,6 +11,8 @@ from ...tiers.block import Tier
 
 #: When blocks are copied into the cold store; ahead.py.
 WriteMode: TypeAlias = Literal["spill", "idle", "through"]
+#: Which blocks are stored in the source, for other hosts; exports.py.
+ShareMode: TypeAlias = Literal["off", "worth", "eager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,15 @@ class PlannerOptions:
     prefetch_bandwidth_fraction: float = 0.5
     #: How long a block that was brought up for an arrival or on request is expected to be used.
     prefetch_window_s: float = 60.0
+
+    #: Which blocks are exported to the source, and how many bytes a day; None: any number.
+    share: ShareMode = "off"
+    daily_export_bytes: int | None = None
+    #: Bytes of exports in flight, which hold their blocks in memory, and their share of the put tier.
+    max_export_bytes: int = 128 << 20
+    max_export_fraction: float = 1 / 8
+    #: Longest wait for the source, where it is not known what computing would take.
+    fetch_wait_s: float = 10.0
 
     #: Tenants that are configured: limits of all together are divided among so many (shares.py).
     num_tenants: int = 0

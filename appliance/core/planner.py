@@ -14,7 +14,7 @@ reply), `leases`, `pins`, `sessions` (what protects blocks), `story` (what happe
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...policies.base import Future
 from ...policies.learned import pack, unpack
@@ -25,6 +25,7 @@ from ...tiers.ladder import STANDARD, Ladder
 from . import events as ev
 from .capacity.ahead import Ahead
 from .capacity.dirty import Dirty
+from .capacity.exports import Exports
 from .capacity.pressure import Pressure
 from .capacity.reclaim import Reclaim
 from .capacity.resizing import Resizing
@@ -36,6 +37,7 @@ from .catalog.residency import Residency
 from .changes import Changes
 from .copying.copies import Copies
 from .copying.refusals import Refusals
+from .copying.source_index import SourceIndex
 from .copying.write_budget import WriteBudget
 from .inspection import Inspection
 from .instructions import Instruction, SealSegment
@@ -46,13 +48,15 @@ from .promotion.promotions import Promotions
 from .requests.damage import Damage
 from .requests.erasing import Erasing
 from .requests.evicting import Evicting
+from .requests.fetches import Fetches
 from .requests.found_memory import FoundMemory
 from .requests.leases import LeaseTable
+from .requests.lookups import LookupResult, Lookups
 from .requests.pins import Pins
 from .requests.placement_requests import PlacementRequests
 from .requests.quotas import Quotas
 from .requests.read_requests import ReadRequests
-from .requests.request_registry import RequestRegistry, unknown_namespace
+from .requests.request_registry import RequestRegistry
 from .requests.retention import RetentionHints
 from .requests.sessions import Sessions
 from .requests.usage import Usage
@@ -62,17 +66,6 @@ from .results import CountResult, Refusal
 
 if TYPE_CHECKING:
     from ...tiers.cold.recovery import RecoveredStore
-
-
-class LookupResult(NamedTuple):
-    """Answer to a lookup: a hint, good for this instant."""
-
-    num_blocks: int
-    tiers: bytes  # one Tier per stored block
-    load_s: float  # until all of them are readable
-    recompute_s: float  # prefill of all of them
-    num_worth_loading: int  # blocks, from the start of the chain; computing the rest is quicker
-    reason: str  # why that is not all of them
 
 
 class Planner:
@@ -100,8 +93,6 @@ class Planner:
             on_policy_failed=on_policy_failed,
         )
         self.rooms, self.catalog, self.story, self.costs = rooms, core.catalog, core.story, core.costs
-        memory_tiers = [tier for tier in ladder.memory_tiers if tier in rooms]
-        self._in_memory = [(int(tier), core.catalog.num_resident[tier]) for tier in memory_tiers]
         self.dirty = Dirty(core, is_complete=options.write != "spill")
         self.write_budget = WriteBudget(options.daily_write_bytes)
         self.refusals = Refusals(core)
@@ -118,18 +109,21 @@ class Planner:
         self.pins = Pins(core, residency)
         self.sessions = Sessions(core, residency)
         self.waiting = Waiting(core)
+        self.source_index = SourceIndex(core)
+        self.exports = Exports(core, residency, self.source_index)
         self.quotas = Quotas(core, self.leases, self.pins)
         self.requests = RequestRegistry(core, self.leases, self.quotas)
         self._answer_requests()
         self.resizing = Resizing(core, residency, self.copies, self.pressure)
         self.damage = Damage(core, self.requests, residency)
         self.erasing = Erasing(core, self.requests, residency, self.copies)
+        self.fetches.erased = self.exports.erased = self.erasing.erased
         self.found_memory = FoundMemory(core, residency, self.erasing.erased)
         self.evicting = Evicting(core, self.requests, residency, self.pressure, self.reclaim)
         self.inspection = Inspection(
             core, self.copies, self.leases, self.pins, self.sessions, self.prefetching, self.waiting
         )
-        listeners = (self.quotas, self.requests, self.ahead)
+        listeners = (self.quotas, self.requests, self.ahead, self.exports)
         self.changes = Changes(core, residency, self.pressure.victims, self.resizing, self.pins, listeners)
         self.requests.namespaces_in_use = self._namespaces_in_use
         self._handlers = self._handler_table()
@@ -140,8 +134,12 @@ class Planner:
         """Make the parts that answer requests."""
         core, requests, residency, waiting = self.core, self.requests, self.residency, self.waiting
         usage = Usage(core, self.sessions, self.retention)
-        self.reads = ReadRequests(core, requests, residency, self.loads, self.promotions, waiting, usage)
         self.writes = WriteRequests(core, requests, residency, self.copies, self.pressure, waiting, usage)
+        self.fetches = Fetches(core, self.source_index, self.writes)
+        self._lookups = Lookups(core, self.fetches)
+        self.reads = ReadRequests(
+            core, requests, residency, self.loads, self.promotions, waiting, usage, self.fetches
+        )
         self.placing = PlacementRequests(core, requests, self.loads, self.pins, self.prefetching)
 
     def _handler_table(self) -> dict[type, Callable[[Any], object]]:
@@ -170,6 +168,9 @@ class Planner:
             ev.EvictRequested: self.evicting.begin,
             ev.TenantErased: self.erasing.begin,
             ev.CopyFinished: self._copy_finished,
+            ev.SourceChanged: self._source_changed,
+            ev.SourceSearched: self.fetches.searched,
+            ev.ExportFinished: self.exports.finished,
             ev.FragmentsDamaged: self.damage.condemn,
             ev.SegmentFreed: lambda event: self.reclaim.segment_freed(event.segment),
             ev.TierLost: self._tier_lost,
@@ -223,6 +224,8 @@ class Planner:
             self.writes.conclude()
         self._bring_up()
         self.ahead.idle()
+        if self.exports.is_open:
+            self.exports.run()
         self.reads.report()
 
     def _make_room(self) -> None:
@@ -247,35 +250,13 @@ class Planner:
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | Refusal:
         """How much of a chain is stored, where, and how long loading it takes. Changes nothing."""
-        namespace = self.catalog.namespaces.get(namespace_id)
-        if namespace is None:
-            return unknown_namespace(namespace_id)
-        shards, tier_of = namespace.rows.shards, self.catalog.tier_of
-        num_groups, in_memory = namespace.num_groups, self._in_memory
-        tiers = bytearray()
-        for prefix_hash in prefix_hashes:
-            row = shards[prefix_hash[0]].get(prefix_hash, NO_ROW)
-            if row < 0:
-                break
-            for tier, num_resident in in_memory:
-                if num_resident[row] == num_groups:
-                    tiers.append(tier)
-                    break
-            else:
-                slowest = tier_of(row)
-                if slowest is None or slowest in self.core.offline:
-                    break
-                tiers.append(slowest)
-        advice = self.costs.advise(namespace_id, tiers, now=self.core.now)
-        return LookupResult(
-            len(tiers), bytes(tiers), advice.load_s, advice.recompute_s, advice.num_blocks, advice.reason
-        )
+        return self._lookups.lookup(namespace_id, prefix_hashes)
 
     @property
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
         room = (self.reclaim, self.pressure, self.resizing)
-        parts = (*room, self.erasing, self.evicting)
+        parts = (*room, self.erasing, self.evicting, self.exports)
         return any(part.is_busy for part in parts) or self.waiting.wants_turn
 
     def next_deadline(self) -> float | None:
@@ -354,6 +335,7 @@ class Planner:
             self.prefetching.check_integrity,
             self.resizing.check_integrity,
             self.dirty.check_integrity,
+            self.exports.check_integrity,
             *(room.check_integrity for room in self.rooms.values()),
         ]
         problems = check_catalog(self.catalog) + check_books(self.core, self.copies.forward_targets())
@@ -398,6 +380,10 @@ class Planner:
             row = self.catalog.row_of(handle)
             if row != NO_ROW:
                 self.pressure.archiving.add(row)
+
+    def _source_changed(self, event: ev.SourceChanged) -> None:
+        self.fetches.changed(event)
+        self.exports.changed(event)
 
     def _tier_lost(self, event: ev.TierLost) -> None:
         offline = self.core.offline

@@ -11,6 +11,8 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import (
     CancelCopy,
     Copy,
+    Export,
+    Fetch,
     ForgetNamespace,
     FreeSegment,
     GiveBack,
@@ -21,6 +23,7 @@ from kvtier.appliance.core.instructions import (
     Reply,
     Retract,
     SealSegment,
+    Search,
     StoreNamespace,
 )
 from kvtier.appliance.core.planner import Planner
@@ -37,6 +40,7 @@ from .ladder import CXL, DRAM, HBM, MAPPED, NVME, ON_DEVICE
 from .memory import VirtualMemory
 from .mover import Mover, Staging
 from .oracle import Contents, Oracle, is_removal
+from .source import SourceShell, VirtualSource
 from .world import Violation, World
 from .writing import Writes
 
@@ -83,6 +87,7 @@ class Daemon:
         cold: VirtualColdStore,
         contents: Contents,
         writes: Writes,
+        source: VirtualSource,
     ) -> None:
         self.world = world
         self.config = config
@@ -108,6 +113,7 @@ class Daemon:
         }
         self.oracle = Oracle(world, self)
         self.mover = Mover(self)
+        self.source = SourceShell(self, source)
         self.stagings: dict[int, Staging] = {}  # of living clients
         self.local: set[int] = set()
         self.unfound: set[int] = set()  # what an earlier life left in memory that was not looked at yet
@@ -126,6 +132,9 @@ class Daemon:
             Copy: self.mover.start,
             CancelCopy: self.mover.cancel,
             HastenCopy: self.mover.hasten,
+            Search: self.source.search,
+            Fetch: self.source.fetch,
+            Export: self.source.export,
             Publish: self._publish,
             Retract: self._retract,
             SealSegment: lambda i: self._run_store_task(self.cold.seal, i.segment),
@@ -362,6 +371,8 @@ def _detail(event: ev.Event) -> tuple[object, ...]:
         return event.session_id, event.urgency.name
     if isinstance(event, ev.PolicyChanged):
         return tuple((tier.label, count) for tier, count in event.num_units.items())
+    if isinstance(event, ev.SourceChanged | ev.SourceSearched | ev.ExportFinished):
+        return (repr(event),)
     if isinstance(event, ev.SegmentFreed):
         return (event.segment,)
     return ()

@@ -319,6 +319,11 @@ class Oracle:
                     if row == NO_ROW:
                         raise Violation("holds", "a block was forgotten under a copy")
                     expected[copy.source][catalog.first_fragment[row] + item.label.group] += 1
+        for tier, label in self._daemon.source.held():
+            row = catalog.find(label.namespace_id, label.prefix_hash)
+            if row == NO_ROW:
+                raise Violation("holds", "a block was forgotten under an export")
+            expected[tier][catalog.first_fragment[row] + label.group] += 1
         for tier in MAPPED.tiers:
             states, holds = catalog.state[tier], catalog.holds[tier]
             for namespace in catalog.namespaces.values():
@@ -343,6 +348,8 @@ class Oracle:
             "pins": len(planner.pins),
             "reservations": len(planner.writes._jobs),
             "acquires": len(planner.reads._jobs),
+            "fetches": len(planner.fetches) + len(self._daemon.source.batches),
+            "exports": len(planner.exports),
             "evictions": len(planner.evicting._jobs),
             "segments to empty": len(planner.reclaim.to_empty),
             "reads of segments": len(planner.copies.num_reads_of_segment),

@@ -26,6 +26,7 @@ from .last_put import check_room
 from .namespaces import Namespaces
 from .oracle import Contents
 from .requests import Chain, Client
+from .source import VirtualSource
 from .tenants import Tenants
 from .wear import wear
 from .world import Violation, World
@@ -70,12 +71,17 @@ class Run:
         self.tenants = Tenants(seed, self.config)
         self.namespaces = Namespaces(seed, self.config)
         self.contents = Contents()
+        self.source = VirtualSource(self.world, self.config)
         self.cold = VirtualColdStore(self.world, self.contents, self.config.num_segments, self.config.rates)
         self.daemon = self._daemon()
         self.crowd = Crowd(self.world, self.config, self.contents, self.daemon)
         self.changes = Changes(self.world, self.config)
         self.erasing = Erasing(self.world, self.config, self.contents, self.cold)
+        if self.source.is_on:
+            self.erasing.num_left = 0  # the settings refuse both
         self.keeping = Keeping(self.world, self.contents)
+        if self.source.is_on:
+            self.keeping.is_on = False
         self.num_left = self.config.num_operations
 
     def execute(self) -> None:
@@ -95,7 +101,7 @@ class Run:
         self.daemon.check_quiet()
 
     def _daemon(self) -> Daemon:
-        return Daemon(self.world, self.config, self.cold, self.contents, self.writes)
+        return Daemon(self.world, self.config, self.cold, self.contents, self.writes, self.source)
 
     def _next(self) -> None:
         """One more operation, and the time of the next one."""
@@ -277,7 +283,7 @@ def run_seed(
     outcome = Outcome(seed, verify)
     run = Run(seed, verify, num_operations, trace, audit_every)
     try:
-        with _min_run(run.config.min_run):
+        with _min_run(run.config.min_run), run.source.installed():
             run.execute()
     except Violation as violation:
         outcome.check, outcome.message = violation.check, str(violation)

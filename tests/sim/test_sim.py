@@ -3,13 +3,16 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from kvtier.appliance.core.requests import put_job
 
 from .mutants import MUTANTS, Mutant, Patch, hunt
+from .mutants_source import SOURCE_MUTANTS
 from .run import run_seed
+from .source import FIRST_SEED
 
 SEEDS = range(300)
 
@@ -22,6 +25,17 @@ def test_nothing_is_violated(verify: bool) -> None:
         assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
         num_reads += outcome.counts["reads_verified"] + outcome.counts["one_sided_verified"]
     assert num_reads > 10 * len(SEEDS), "the seeds hardly read anything: they would see nothing"
+
+
+@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
+def test_nothing_is_violated_with_a_source(verify: bool) -> None:
+    num_fetched = num_exported = 0
+    for seed in range(FIRST_SEED, FIRST_SEED + 150):
+        outcome = run_seed(seed, verify)
+        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
+        num_fetched += outcome.counts["fragments_fetched"]
+        num_exported += outcome.counts["bundles_exported"]
+    assert min(num_fetched, num_exported) > 100, "the source was hardly used: the seeds would see nothing"
 
 
 #: Seeds that failed once, and what was wrong.
@@ -82,6 +96,14 @@ def test_mutant_is_killed(mutant: Mutant) -> None:
     hunts = (
         hunt(mutant, verify, range(500 if IS_SHORT else 2000), stop_at_first=True) for verify in (False, True)
     )
+    assert any(kill.num_killed for kill in hunts), mutant.what
+
+
+@pytest.mark.parametrize("patches", SOURCE_MUTANTS, ids=lambda patches: patches.__name__.replace("_", "-"))
+def test_mutant_of_the_source_is_killed(patches: Callable[[], list[Patch]]) -> None:
+    mutant = Mutant(patches.__name__, patches.__doc__ or "", patches)
+    seeds = range(FIRST_SEED, FIRST_SEED + 300)
+    hunts = (hunt(mutant, verify, seeds, stop_at_first=True) for verify in (False, True))
     assert any(kill.num_killed for kill in hunts), mutant.what
 
 

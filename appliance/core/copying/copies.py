@@ -17,7 +17,7 @@ from ..catalog.fresh import FreshRun
 from ..catalog.residency import Residency
 from ..catalog.runs import land_run
 from ..encodings import is_lossy
-from ..instructions import CancelCopy, Copy, HastenCopy
+from ..instructions import BundleBlocks, CancelCopy, Copy, Fetch, HastenCopy
 from .refusals import Refusals
 from .write_budget import WriteBudget
 
@@ -54,7 +54,7 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class _Batch:
-    source: Tier | None  # None: not a tier, but bytes from outside (a client's staging)
+    source: Tier | None  # None: bytes from outside (a client's staging, the source)
     target: Tier
     fragments: Sequence[int]
     items: Sequence[CopyItem]  # one per fragment
@@ -140,6 +140,24 @@ class Copies:
         num_bytes = len(run.rows) * run.namespace.block_bytes
         batch = _Batch(None, self._put_tier, run.fragments, run.items(spans), num_bytes, urgency, owner, run)
         self._begin(batch, float("inf"), client)
+
+    def start_fetch(
+        self, bundle: BundleBlocks, groups: Sequence[Sequence[Move]], deadline_at: float, owner: "Owner"
+    ) -> None:
+        """Queue the fetch of blocks of a bundle into the put tier, one batch for the moves of each group.
+        `Move.source` is the block's number in the bundle."""
+        batches = []
+        for moves in groups:
+            fragments, sources, targets = zip(*moves, strict=True)
+            labels = self._core.catalog.labels_of(fragments)
+            items = list(map(CopyItem._make, zip(sources, targets, labels, strict=True)))
+            num_bytes = sum(item.label.raw_length for item in items)
+            batch = _Batch(None, self._put_tier, fragments, items, num_bytes, Urgency.PREFILL, owner)
+            copy, self._next_copy = self._next_copy, self._next_copy + 1
+            self._batches[copy] = batch
+            self._count_bytes(batch, num_bytes)
+            batches.append((copy, items))
+        self._core.outbox.emit(Fetch(bundle, self._put_tier, batches, deadline_at))
 
     def _begin(self, batch: _Batch, deadline_at: float, client: int, in_one: bool = False) -> int:
         copy, self._next_copy = self._next_copy, self._next_copy + 1

@@ -59,7 +59,10 @@ class AcquireJob:
         self.lease = lease
         self.is_done = False
         self.wants_turn = False
-        self.tiers = bytes(core.catalog.tier_of(row) or 0 for row in rows)
+        put_tier = core.ladder.put_tier  # of what is on its way from the source
+        self.tiers = bytes(
+            [put_tier if (tier := core.catalog.tier_of(row)) is None else tier for row in rows]
+        )
         self._prices = (found.num_stored, advice.reason, advice.load_s, advice.recompute_s)
         self._rows = rows
         self._leases = leases

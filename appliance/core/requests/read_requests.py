@@ -24,10 +24,13 @@ from ..results import (
     ReleaseResult,
 )
 from .acquire_job import AcquireJob, Found, stored_prefix
+from .fetches import Fetches
 from .leases import ClientEntry
 from .request_registry import RequestRegistry
 from .usage import Usage
 from .waiting import Waiting
+
+_SILENT = ("UNKNOWN_CLIENT", "it was silent for too long; open it again")
 
 
 class ReadRequests:
@@ -42,6 +45,7 @@ class ReadRequests:
         promotions: Promotions,
         waiting: Waiting,
         usage: Usage,
+        fetches: Fetches,
     ) -> None:
         self._core = core
         self._requests = requests
@@ -51,6 +55,8 @@ class ReadRequests:
         self._promotions = promotions
         self._waiting = waiting
         self._usage = usage
+        self._fetches = fetches
+        fetches.resume = self._acquire
         #: Tiers that a delivery onto the device reads: a slower memory tier is not pinned for it.
         down_to_put_tier = core.ladder.tiers[: core.ladder.put_tier + 1]
         self._memories = [tier for tier in down_to_put_tier if tier in core.rooms]
@@ -58,6 +64,10 @@ class ReadRequests:
 
     def acquire(self, event: AcquireRequested) -> None:
         """Look up and pin; AcquireJob does the rest."""
+        self._acquire(event)
+
+    def _acquire(self, event: AcquireRequested, until: float | None = None) -> None:
+        """Answer an acquire. `until`: of one that waited for a search of the source."""
         requests = self._requests
         checked = requests.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
         if checked is None:
@@ -73,26 +83,34 @@ class ReadRequests:
             message = f"{len(client.leases)} leases held; release some"
             requests.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.1)
         else:
-            self._begin(event, client, namespace)
+            self._begin(event, client, namespace, until)
 
     def _repeat(self, job: AcquireJob, call: int) -> None:
         job.repeat_for(call)
         if call in job.calls:
             self._jobs[call] = job
 
-    def _begin(self, event: AcquireRequested, client: ClientEntry, namespace: NamespaceEntry) -> None:
-        requests, catalog = self._requests, self._core.catalog
+    def _begin(
+        self, event: AcquireRequested, client: ClientEntry, namespace: NamespaceEntry, until: float | None
+    ) -> None:
+        requests, catalog, num_asked = self._requests, self._core.catalog, len(event.prefix_hashes)
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
-        num_stored = len(rows)
+        num_here = num_stored = len(rows)
         # What stands before first_block was read without asking, and reported as touched.
         readable = self._memories if event.on_device else self._core.shared
-        rows = rows[: self._affordable(client, namespace, event.first_block, len(rows), readable)]
-        chain, num_asked = rows[event.first_block :], len(event.prefix_hashes)
+        if self._fetches.is_open and num_stored < num_asked:
+            may_hold = self._affordable(client, namespace, event.first_block, num_asked, readable)
+            if self._fetches.begin(event, client, namespace, may_hold, until):
+                return None
+            rows = self._fetches.prefix(namespace, event.prefix_hashes)
+            num_stored = len(rows)
+        rows = rows[: self._affordable(client, namespace, event.first_block, num_stored, readable)]
+        chain = rows[event.first_block : num_here]
         used_before = catalog.last_used[chain[0]] if chain else 0.0
         urgency = self._usage.used(
             chain, event.client, event.session_id, event.urgency, num_asked, event.deadline_at
         )
-        self._usage.retain(rows, event.retention)
+        self._usage.retain(rows[:num_here], event.retention)
         advice = self._advice(event, namespace, rows)
         rows = rows[: advice.num_blocks]
         if len(rows) <= event.first_block:
@@ -154,7 +172,9 @@ class ReadRequests:
     def abandon(self, event: AcquireAbandoned) -> None:
         """One caller of an acquire no longer listens; without callers its lease ends."""
         job = self._jobs.pop(event.call, None)
-        if job is not None:
+        if job is None:
+            self._fetches.abandon(event.call)
+        else:
             job.calls.remove(event.call)
             if not job.calls:
                 self._drop(job)
@@ -171,24 +191,29 @@ class ReadRequests:
 
     def expire(self, now: float) -> None:
         """Answer requests that wait for a load past its deadline with what has arrived."""
+        self._fetches.expire(now)
         for job in list(dict.fromkeys(self._jobs.values())):
             if job.request.deadline_at <= now:
                 job.give_up()
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do."""
-        return min((job.request.deadline_at for job in self._jobs.values()), default=None)
+        due = min((job.request.deadline_at for job in self._jobs.values()), default=None)
+        waiting = self._fetches.next_deadline()
+        return min(due, waiting) if due is not None and waiting is not None else due or waiting
 
     def namespaces(self) -> set[int]:
         """Return the namespaces of unfinished acquires."""
-        return {job.request.namespace_id for job in self._jobs.values()}
+        return {job.request.namespace_id for job in self._jobs.values()} | self._fetches.namespaces()
 
     def client_gone(self, client_id: int) -> None:
         """End the acquires of a client that is gone."""
+        for call in self._fetches.take_calls_of(client_id):
+            self._requests.refuse(call, *_SILENT)
         for job in list(dict.fromkeys(self._jobs.values())):
             if job.request.client == client_id:
                 for call in job.calls:  # a client that was only silent may still be listening
-                    self._requests.refuse(call, "UNKNOWN_CLIENT", "it was silent for too long; open it again")
+                    self._requests.refuse(call, *_SILENT)
                 self._drop(job)
 
     def release(self, event: ReleaseRequested) -> None:

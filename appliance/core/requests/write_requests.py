@@ -1,17 +1,21 @@
 """Requests that write: reserve, commit, abort."""
 
+from collections.abc import Callable
 from operator import itemgetter
 
 from ....tiers.block import Urgency, tenant_of
 from ..capacity.pressure import Pressure
-from ..catalog.catalog import NO_ROW
+from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.runs import refresh_run
 from ..copying.copies import Copies
 from ..events import AbortRequested, CommitRequested, ReserveRequested
+from ..instructions import BundleBlocks
 from ..results import PutOutcome, PutResult, ReserveResult
 from ..secret_ids import SecretIds
+from .fetch_job import FetchJob
+from .leases import ClientEntry
 from .put_job import STORED, Put, PutJob
 from .request_registry import RequestRegistry
 from .usage import Usage
@@ -164,6 +168,28 @@ class WriteRequests:
         if event.prefill_s and job.first_position is not None:
             num_blocks = len(event.prefix_hashes)
             self._core.costs.prefilled(namespace.id, job.first_position, num_blocks, event.prefill_s)
+        return job
+
+    def fetch(
+        self,
+        request: ReserveRequested,
+        client: ClientEntry,
+        namespace: NamespaceEntry,
+        bundle: BundleBlocks,
+        on_ended: Callable[[PutJob], None],
+    ) -> FetchJob:
+        """Return a new put of the last blocks of a bundle, which the source holds. It has not begun.
+        `on_ended` is called when it has ended, before sessions and policies are told."""
+        self._num_untold += 1
+        session = self._usage.session_number(request.session_id)
+        put = Put(request, client, namespace, session, -self._num_untold)
+
+        def done(job: PutJob) -> None:
+            on_ended(job)
+            self._done(job)
+
+        job = FetchJob(self._core, self._residency, self._copies, self._pressure, put, done, bundle)
+        self._jobs[-self._num_untold] = job
         return job
 
     def _reserved(self, event: CommitRequested) -> PutJob | None:

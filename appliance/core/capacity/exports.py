@@ -1,0 +1,197 @@
+"""Exports: spills to the source, outside of this host. Which bundles are stored there, for other hosts.
+
+    eager     every bundle, when its last block was put
+    worth     bundles that were used again after they were put
+
+A bundle is exported out of host memory while all its blocks are there, which they are when they were just put
+or read. Its places are held until the shell has stored it. In flight is at most a share of the put tier, so
+that exports never stand in the way of puts; a bundle that left memory before its turn is exported when it
+is used again. Beyond the day's budget nothing is exported. Blocks that a lossy codec decoded are not: other
+hosts get what was put. The source deduplicates; a bundle that it is known to hold is not sent again.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ....policies.base import Use
+from ....tiers.block import FragmentLabel, Tier
+from ..catalog.catalog import NO_ROW
+from ..catalog.core_state import CoreState
+from ..catalog.policy_listeners import Listener
+from ..catalog.residency import Residency
+from ..catalog.states import State
+from ..copying.source_index import SourceIndex
+from ..copying.write_budget import WriteBudget
+from ..events import ExportFinished, SourceChanged
+from ..instructions import BundleBlocks, Export
+
+MAX_QUEUED: Final = 4096  # bundles that wait for their turn; beyond it the oldest one is dropped
+MAX_STEPS: Final = 16  # bundles looked at in one step
+
+
+@dataclass(slots=True)
+class _Job:
+    namespace_id: int
+    name: bytes
+    held: list[tuple[int, Tier]]
+    num_bytes: int
+
+
+class Exports:
+    """Chooses bundles, holds them, and settles their exports."""
+
+    def __init__(self, core: CoreState, residency: Residency, index: SourceIndex) -> None:
+        self._core = core
+        self._residency = residency
+        self._index = index
+        self._host_tiers = [tier for tier in core.ladder.host_tiers if tier in core.rooms]
+        self.budget = WriteBudget(core.options.daily_export_bytes)
+        self.is_open = False
+        #: Namespaces of erased tenants, which are not exported.
+        self.erased: set[int] = set()
+        self._has_joined = False
+        self._queue: deque[int] = deque()  # handles of the last blocks of bundles
+        self._jobs: dict[int, _Job] = {}
+        self._num_exports = 0
+        self.bytes_in_flight = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is more to do right now than one step did: a Tick is due at once."""
+        return self.is_open and bool(self._queue) and self.bytes_in_flight < self._most_bytes()
+
+    def changed(self, event: SourceChanged) -> None:
+        """The source takes bundles from now on, or does not."""
+        self.is_open = event.is_open
+        if event.is_open and not self._has_joined:  # a daemon without a source hears of no use
+            self._has_joined = True
+            self._core.listeners.join(Listener(used=self._used, stored=self._stored))
+        if not event.is_open:
+            self._queue.clear()
+
+    def options_changed(self) -> None:
+        """Let another budget be in force."""
+        self.budget.limit(self._core.options.daily_export_bytes, self._core.now)
+        if self._core.options.share == "off":
+            self._queue.clear()
+
+    def _used(self, rows: Sequence[int], use: Use) -> None:
+        if self.is_open and self._core.options.share != "off":
+            self._enqueue(rows)
+
+    def _stored(self, rows: Sequence[int], use: Use) -> None:
+        if self.is_open and self._core.options.share == "eager":
+            self._enqueue(rows)
+
+    def _enqueue(self, rows: Sequence[int]) -> None:
+        catalog = self._core.catalog
+        namespace = catalog.namespace_of(rows[0])
+        size = self._index.num_blocks(namespace)
+        for row in rows:
+            is_last = (catalog.position[row] + 1) % size == 0
+            if is_last and not self._index.is_present(namespace.id, catalog.prefix_hash[row]):
+                self._queue.append(catalog.handle(row))
+        while len(self._queue) > MAX_QUEUED:
+            self._queue.popleft()
+            self._core.story.count("exports_dropped")
+
+    def run(self) -> None:
+        """Begin exports, as many as may be in flight."""
+        catalog = self._core.catalog
+        for _ in range(MAX_STEPS):
+            if not self._queue or self.bytes_in_flight >= self._most_bytes():
+                return
+            row = catalog.row_of(self._queue.popleft())
+            if row != NO_ROW:
+                self._begin(row)
+
+    def _most_bytes(self) -> float:
+        statistics = self._core.rooms[self._core.ladder.put_tier].statistics()
+        options = self._core.options
+        return min(options.max_export_bytes, options.max_export_fraction * statistics.capacity_bytes)
+
+    def _begin(self, last: int) -> None:
+        """Export the bundle that ends with block `last`, if it may be, and memory has all of it."""
+        catalog, core = self._core.catalog, self._core
+        namespace = catalog.namespace_of(last)
+        name = catalog.prefix_hash[last]
+        if namespace.id in self.erased or self._index.is_present(namespace.id, name):
+            return
+        size = self._index.num_blocks(namespace)
+        num_bytes = size * namespace.block_bytes
+        if num_bytes > self._most_bytes():
+            core.story.count("exports_too_large")
+            return
+        rows = self._rows(last, size)
+        places = self._places(rows, namespace.num_groups)
+        if not places:
+            core.story.count("exports_not_in_memory")
+            return
+        if not self.budget.allows(self.bytes_in_flight + num_bytes, core.now):
+            core.story.count("exports_over_budget")
+            return
+        for fragment, tier in places:
+            core.transitions.hold(fragment, tier)
+        self._num_exports += 1
+        self._jobs[self._num_exports] = _Job(namespace.id, name, places, num_bytes)
+        self.bytes_in_flight += num_bytes
+        labels = catalog.labels_of([fragment for fragment, _ in places])
+        names = [catalog.prefix_hash[row] for row in rows]
+        bundle = BundleBlocks(namespace.identity, labels[0].parent_hash, labels[0].position, names)
+        fragments: list[tuple[Tier, int, FragmentLabel]] = [
+            (tier, catalog.place[tier][fragment], label)
+            for (fragment, tier), label in zip(places, labels, strict=True)
+        ]
+        core.outbox.emit(Export(self._num_exports, bundle, fragments))
+
+    def _rows(self, last: int, size: int) -> list[int]:
+        """Return the blocks of a bundle, the first one first; fewer when one of them is not known."""
+        parents, rows = self._core.catalog.parent, [last]
+        while len(rows) < size and parents[rows[-1]] != NO_ROW:
+            rows.append(parents[rows[-1]])
+        return rows[::-1] if len(rows) == size else []
+
+    def _places(self, rows: Sequence[int], num_groups: int) -> list[tuple[int, Tier]]:
+        """Return (fragment, tier) of a bundle, group-major; empty when not all of it is in host memory."""
+        catalog, places = self._core.catalog, []
+        for group in range(num_groups if rows else 0):
+            for row in rows:
+                fragment = catalog.first_fragment[row] + group
+                if fragment in catalog.spent:
+                    return []
+                for tier in self._host_tiers:
+                    if catalog.state[tier][fragment] == State.RESIDENT and tier not in self._core.offline:
+                        places.append((fragment, tier))
+                        break
+                else:
+                    return []
+        return places
+
+    def finished(self, event: ExportFinished) -> None:
+        """Give the holds of an export back."""
+        job = self._jobs.pop(event.export)
+        self.bytes_in_flight -= job.num_bytes
+        for fragment, tier in reversed(job.held):
+            self._residency.drop(fragment, tier)
+        self.budget.wrote(event.num_bytes, self._core.now)
+        if event.is_stored:
+            self._index.note(job.namespace_id, job.name, True)
+            self._core.story.count("bundles_exported" if event.num_bytes else "bundles_shared_already")
+            self._core.story.count("bytes_exported", event.num_bytes)
+        else:
+            self._core.story.count("exports_failed")
+
+    def check_integrity(self) -> list[str]:
+        """Audit: the bytes in flight are those of the exports."""
+        num_bytes = sum(job.num_bytes for job in self._jobs.values())
+        is_right = num_bytes == self.bytes_in_flight
+        return [] if is_right else [f"exports: {self.bytes_in_flight} bytes, not {num_bytes}"]
+
+    def held(self) -> list[tuple[int, Tier]]:
+        """Return (fragment, tier) of every hold. For audits."""
+        return [pair for job in self._jobs.values() for pair in job.held]

@@ -1,0 +1,280 @@
+"""Fetches: brings blocks from the source that an acquire asks for and no tier holds.
+
+    acquire -> blocks are missing -> known to be there?  no: Search, the acquire waits for its end
+                                                          yes: Fetch; the acquire gets its layers as they land
+
+The source is where blocks can be had that this host does not own. What is known of it is a hint, so whatever
+is wrong with a fetch is a shorter prefix. No acquire waits longer than computing the blocks would take, and
+nothing is fetched that computing brings sooner. Two acquires of one chain share search and fetch. A bundle
+that did not arrive is not asked for again for a minute.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ..catalog.catalog import NO_ROW, NamespaceEntry
+from ..catalog.core_state import CoreState
+from ..copying.source_index import SourceIndex
+from ..events import AcquireRequested, ReserveRequested, SourceChanged, SourceSearched
+from ..instructions import BundleBlocks, Search
+from .fetch_job import FetchJob
+from .leases import ClientEntry
+from .put_job import PutJob
+from .write_requests import WriteRequests
+
+#: Assumed of a source until fetches were measured, and again when the last measurement is old.
+DEFAULT_BYTES_PER_S: Final = 200e6
+LATENCY_S: Final = 0.03
+LEAST_BYTES_PER_S: Final = 1e6
+WEIGHT: Final = 0.3  # of the latest measurement
+TRUST_S: Final = 60.0
+
+
+class FetchPrice(NamedTuple):
+    """What the source would bring of a chain beyond its stored blocks, as far as known."""
+
+    num_blocks: int
+    fetch_s: float
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """An acquire that waits for a search."""
+
+    event: AcquireRequested
+    until: float
+    search: int
+
+
+@dataclass(slots=True)
+class _Search:
+    namespace_id: int
+    names: Sequence[bytes]
+
+
+class Fetches:
+    """Searches and fetches under way, and the speed of the source."""
+
+    def __init__(self, core: CoreState, index: SourceIndex, writes: WriteRequests) -> None:
+        self._core = core
+        self._index = index
+        self._writes = writes
+        self.is_open = False
+        #: Takes an acquire up again that waited for a search, with the time until which it may wait.
+        self.resume: Callable[[AcquireRequested, float], None] = lambda event, until: None
+        #: Namespaces of erased tenants: what the source still holds of them is not fetched.
+        self.erased: set[int] = set()
+        self._waiting: dict[int, _Waiting] = {}  # by call
+        self._searches: dict[int, _Search] = {}
+        self._search_of: dict[tuple[int, bytes], int] = {}  # namespace, first name of a search -> its number
+        self._num_searches = 0
+        self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
+        self._bytes_in_flight = 0
+        self._bytes_per_s = DEFAULT_BYTES_PER_S
+        self._measured_at = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._coming)
+
+    # ------------------------------------------------------------------------------------ requests
+
+    def begin(
+        self,
+        event: AcquireRequested,
+        client: ClientEntry,
+        namespace: NamespaceEntry,
+        num_blocks: int,
+        until: float | None = None,
+    ) -> bool:
+        """Start to fetch what the source holds of the first `num_blocks` blocks of an acquire.
+
+        Returns True when a search begins or is under way first: `resume` gets the event when it has ended.
+        `until`: as long may one wait that waited for a search already.
+        """
+        if self._writes.is_closed or namespace.id in self.erased:
+            return False
+        names = event.prefix_hashes[:num_blocks]
+        num_here = len(self.prefix(namespace, names))
+        size = self._index.num_blocks(namespace)
+        first = num_here // size * size
+        bundles = [names[start + size - 1] for start in range(first, len(names) - size + 1, size)]
+        if not bundles:
+            return False
+        wait_s = self._worth_waiting_s(event, namespace, num_here, first + len(bundles) * size - num_here)
+        deadline_at = min(event.deadline_at, self._core.now + wait_s if until is None else until)
+        if not wait_s or deadline_at <= self._core.now:
+            return False
+        if self._index.is_present(namespace.id, bundles[0]) is None and until is None:
+            self._search(event, namespace, bundles, deadline_at)
+            return True
+        for number, name in enumerate(bundles):
+            start = first + number * size
+            is_begun = self._index.is_present(namespace.id, name) and self._begin_one(
+                event, client, namespace, start, start + size, max(start, num_here), deadline_at
+            )
+            if not is_begun:
+                break
+        return False
+
+    def _search(
+        self, event: AcquireRequested, namespace: NamespaceEntry, names: Sequence[bytes], until: float
+    ) -> None:
+        key = (namespace.id, names[0])
+        number = self._search_of.get(key)
+        if number is None:
+            self._num_searches += 1
+            number = self._search_of[key] = self._num_searches
+            self._searches[number] = _Search(namespace.id, names)
+            self._core.outbox.emit(Search(number, namespace.identity, names))
+            self._core.story.count("source_searches")
+        self._waiting[event.call] = _Waiting(event, until, number)
+
+    def _begin_one(
+        self,
+        event: AcquireRequested,
+        client: ClientEntry,
+        namespace: NamespaceEntry,
+        start: int,
+        end: int,
+        first: int,
+        deadline_at: float,
+    ) -> bool:
+        """Fetch blocks `first` to `end` of the bundle that begins with block `start`. Whether all of them are
+        on their way."""
+        chain = event.prefix_hashes
+        parent_hash = chain[start - 1] if start else b""
+        bundle = BundleBlocks(namespace.identity, parent_hash, start, chain[start:end])
+        request = ReserveRequested(
+            0,
+            event.client,
+            "",
+            namespace.id,
+            chain[first - 1] if first else b"",
+            chain[first:end],
+            event.session_id,
+            retention=event.retention,
+        )
+        began_at, ahead_bytes = self._core.now, self._bytes_in_flight
+        job = self._writes.fetch(
+            request, client, namespace, bundle, lambda job: self._ended(job, began_at, ahead_bytes)
+        )
+        job.begin(deadline_at)
+        if not job.is_done:
+            self._coming.update(dict.fromkeys(job.coming, job))
+            self._bytes_in_flight += job.num_bytes
+        return len(self.prefix(namespace, chain[:end])) == end
+
+    def _ended(self, job: PutJob, began_at: float, ahead_bytes: int) -> None:
+        """A fetch ended: learn how fast the source is, and not to ask for this bundle again at once."""
+        assert isinstance(job, FetchJob)
+        if not job.coming:
+            return
+        for row in job.coming:
+            del self._coming[row]
+        self._bytes_in_flight -= job.num_bytes
+        story = self._core.story
+        if job.num_failed:
+            story.count("fetches_failed")
+            self._index.note(job.namespace.id, job.request.prefix_hashes[-1], False)
+            if job.is_late:
+                self._measured(self._speed() / 2)
+            return
+        story.count("blocks_fetched", len(job.coming))
+        story.count("bytes_fetched", job.num_bytes)
+        elapsed_s = max(self._core.now - began_at - LATENCY_S, 1e-3)
+        self._measured((1 - WEIGHT) * self._speed() + WEIGHT * (ahead_bytes + job.num_bytes) / elapsed_s)
+
+    def prefix(self, namespace: NamespaceEntry, names: Sequence[bytes]) -> list[int]:
+        """Return the rows of the longest prefix of a chain that is stored or on its way from the source."""
+        tier_of, rows = self._core.catalog.tier_of, []
+        for name in names:
+            row = namespace.rows.get(name, NO_ROW)
+            if row == NO_ROW or (tier_of(row) is None and row not in self._coming):
+                break
+            rows.append(row)
+        return rows
+
+    # -------------------------------------------------------------------------------------- prices
+
+    def _worth_waiting_s(
+        self, event: AcquireRequested, namespace: NamespaceEntry, position: int, num_blocks: int
+    ) -> float:
+        """Return how long an acquire may wait for blocks of the source: as long as computing them takes.
+        0 when that is sooner than the source, if the caller does not insist."""
+        costs = self._core.costs
+        if costs.prefill_speed(namespace.id)[1] == "geometry":
+            return self._core.options.fetch_wait_s
+        recompute_s = costs.recompute_s(namespace.id, position, num_blocks)
+        if event.load_anyway or self._fetch_s(num_blocks * namespace.block_bytes) < recompute_s:
+            return recompute_s
+        self._core.story.count("fetches_not_worth_it")
+        return 0.0
+
+    def _fetch_s(self, num_bytes: int) -> float:
+        return LATENCY_S + (self._bytes_in_flight + num_bytes) / self._speed()
+
+    def _speed(self) -> float:
+        is_known = self._core.now - self._measured_at <= TRUST_S
+        return self._bytes_per_s if is_known else DEFAULT_BYTES_PER_S
+
+    def _measured(self, bytes_per_s: float) -> None:
+        self._bytes_per_s, self._measured_at = max(bytes_per_s, LEAST_BYTES_PER_S), self._core.now
+
+    def price(self, namespace: NamespaceEntry, names: Sequence[bytes], num_stored: int) -> FetchPrice:
+        """Return what is known to be fetched of a chain beyond `num_stored` blocks, and the seconds it takes.
+        Asks nothing, changes nothing."""
+        size = self._index.num_blocks(namespace)
+        end = num_stored // size * size
+        while end + size <= len(names) and self._index.is_present(namespace.id, names[end + size - 1]):
+            end += size
+        num_blocks = max(0, end - num_stored)
+        fetch_s = self._fetch_s(num_blocks * namespace.block_bytes) if num_blocks else 0.0
+        return FetchPrice(num_blocks, fetch_s)
+
+    # -------------------------------------------------------------------------------------- events
+
+    def changed(self, event: SourceChanged) -> None:
+        """The source can be asked from now on, or cannot."""
+        self.is_open = event.is_open
+        if not event.is_open:
+            self._resume(list(self._waiting))
+
+    def searched(self, event: SourceSearched) -> None:
+        """Take up the acquires that waited for a search."""
+        search = self._searches.pop(event.search)
+        del self._search_of[search.namespace_id, search.names[0]]
+        if search.namespace_id in self._core.catalog.namespaces:
+            for number in range(event.num_found):
+                self._index.note(search.namespace_id, search.names[number], True)
+            if 0 <= event.num_possible < len(search.names):
+                self._index.note(search.namespace_id, search.names[event.num_possible], False)
+        self._resume([call for call, one in self._waiting.items() if one.search == event.search])
+
+    def expire(self, now: float) -> None:
+        """Take up the acquires that waited long enough."""
+        if self._waiting:
+            self._resume([call for call, one in self._waiting.items() if one.until <= now])
+
+    def _resume(self, calls: Sequence[int]) -> None:
+        for waiting in [self._waiting.pop(call) for call in calls]:
+            self.resume(waiting.event, waiting.until)
+
+    def abandon(self, call: int) -> bool:
+        """Forget an acquire that waits for a search; False when it does not."""
+        return self._waiting.pop(call, None) is not None
+
+    def take_calls_of(self, client_id: int) -> list[int]:
+        """Forget the acquires of a client that wait for a search; return their calls."""
+        calls = [call for call, one in self._waiting.items() if one.event.client == client_id]
+        for call in calls:
+            del self._waiting[call]
+        return calls
+
+    def namespaces(self) -> set[int]:
+        """Return the namespaces of the acquires that wait."""
+        return {one.event.namespace_id for one in self._waiting.values()}
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do."""
+        return min((one.until for one in self._waiting.values()), default=None)

@@ -1,0 +1,67 @@
+"""Lookups: how much of a chain is stored, where, and what reading it would cost. Changes nothing."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..catalog.catalog import NO_ROW
+from ..catalog.core_state import CoreState
+from ..results import Refusal
+from .fetches import Fetches
+from .request_registry import unknown_namespace
+
+
+class LookupResult(NamedTuple):
+    """Answer to a lookup: a hint, good for this instant."""
+
+    num_blocks: int
+    tiers: bytes  # one Tier per stored block
+    load_s: float  # until all of them are readable
+    recompute_s: float  # prefill of all of them
+    num_worth_loading: int  # blocks, from the start of the chain; computing the rest is quicker
+    reason: str  # why that is not all of them
+    num_fetchable: int = 0  # blocks behind these that the source is known to hold
+    fetch_s: float = 0.0  # until all of those are readable
+
+
+class Lookups:
+    """Answers lookups."""
+
+    def __init__(self, core: CoreState, fetches: Fetches) -> None:
+        self._core = core
+        self._fetches = fetches
+        self._in_memory = [
+            (int(tier), core.catalog.num_resident[tier])
+            for tier in core.ladder.memory_tiers
+            if tier in core.rooms
+        ]
+
+    def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | Refusal:
+        """How much of a chain is stored, where, and how long loading it takes."""
+        core = self._core
+        namespace = core.catalog.namespaces.get(namespace_id)
+        if namespace is None:
+            return unknown_namespace(namespace_id)
+        shards, tier_of = namespace.rows.shards, core.catalog.tier_of
+        num_groups, in_memory = namespace.num_groups, self._in_memory
+        tiers = bytearray()
+        for prefix_hash in prefix_hashes:
+            row = shards[prefix_hash[0]].get(prefix_hash, NO_ROW)
+            if row < 0:
+                break
+            for tier, num_resident in in_memory:
+                if num_resident[row] == num_groups:
+                    tiers.append(tier)
+                    break
+            else:
+                slowest = tier_of(row)
+                if slowest is None or slowest in core.offline:
+                    break
+                tiers.append(slowest)
+        advice = core.costs.advise(namespace_id, tiers, now=core.now)
+        found = LookupResult(
+            len(tiers), bytes(tiers), advice.load_s, advice.recompute_s, advice.num_blocks, advice.reason
+        )
+        if not self._fetches.is_open:
+            return found
+        price = self._fetches.price(namespace, prefix_hashes, len(tiers))
+        return found._replace(num_fetchable=price.num_blocks, fetch_s=price.fetch_s)

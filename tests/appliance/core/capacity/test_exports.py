@@ -1,0 +1,139 @@
+"""Exports: which bundles are stored in the source, and what they hold meanwhile."""
+
+from typing import Any
+
+import pytest
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import Export
+from kvtier.tiers.block import Tier
+
+from ..rig import GEOMETRY, Rig, hashes
+
+SIZE = 16  # blocks of a bundle
+BUNDLE_BYTES = SIZE * GEOMETRY.block_bytes
+
+
+class Exporting(Rig):
+    """A rig with an open source that collects exports."""
+
+    def __init__(self, share: str = "worth", num_extents: int = 64, **options: Any) -> None:
+        self.exports: list[Export] = []
+        super().__init__(num_extents=num_extents, share=share, **options)
+        self.do(ev.SourceChanged(True))
+
+    def do(self, event: ev.Event) -> Any:
+        """Carry out an event; exports are noted."""
+        instructions = super().do(event)
+        self.exports += [one for one in instructions if isinstance(one, Export)]
+        return instructions
+
+    def read(self, chain: list[bytes]) -> None:
+        """Acquire and release a chain."""
+        call = self.acquire(chain)
+        self.settle()
+        self.release(call)
+
+    def stored(self, export: Export, *, is_stored: bool = True) -> None:
+        """End an export."""
+        self.do(ev.ExportFinished(export.export, is_stored, BUNDLE_BYTES if is_stored else 0))
+
+    def count(self, name: str) -> int:
+        """Return a counter."""
+        return self.planner.story.counters[name]
+
+
+def test_a_bundle_is_worth_it_when_it_is_used_again() -> None:
+    rig, chain = Exporting(), hashes("a", 2 * SIZE + 3)
+    rig.put(chain)
+    assert not rig.exports
+    rig.read(chain[: SIZE + 2])
+    (export,) = rig.exports
+    assert (export.bundle.position, export.bundle.parent_hash) == (0, b"")
+    assert export.bundle.names == chain[:SIZE]
+    labels = [label for _, _, label in export.fragments]
+    assert [(one.group, one.position) for one in labels] == [(g, b) for g in (0, 1) for b in range(SIZE)]
+    assert all(rig.published[tier, place] == label.prefix_hash for tier, place, label in export.fragments)
+    assert all(len(one.checksum) == 16 for one in labels)
+
+
+def test_eager_exports_what_is_put() -> None:
+    rig, chain = Exporting("eager"), hashes("a", 2 * SIZE + 3)
+    rig.put(chain)
+    assert [one.bundle.position for one in rig.exports] == [0, SIZE]
+    assert rig.exports[1].bundle.parent_hash == chain[SIZE - 1]
+
+
+@pytest.mark.parametrize("share", ["off", "worth"])
+def test_nothing_is_exported_unasked(share: str) -> None:
+    rig, chain = Exporting(share), hashes("a", SIZE)
+    rig.put(chain)
+    if share == "off":
+        rig.read(chain)
+    assert not rig.exports
+
+
+def test_what_is_exported_stays_until_it_is_stored() -> None:
+    rig, chain = Exporting("eager"), hashes("a", SIZE)
+    rig.put(chain)
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
+    rig.settle()
+    assert all("dram" in rig.where(name) for name in chain)
+    rig.stored(rig.exports[0])
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
+    rig.settle()
+    assert not any("dram" in rig.where(name) for name in chain)
+
+
+def test_a_bundle_is_exported_once_an_hour() -> None:
+    rig, chain = Exporting(), hashes("a", SIZE)
+    rig.put(chain)
+    rig.read(chain)
+    rig.stored(rig.exports[0])
+    rig.read(chain)
+    assert len(rig.exports) == 1
+    rig.now += 3601
+    rig.read(chain)
+    assert len(rig.exports) == 2
+
+
+def test_a_failed_export_is_tried_at_the_next_use() -> None:
+    rig, chain = Exporting(), hashes("a", SIZE)
+    rig.put(chain)
+    rig.read(chain)
+    rig.stored(rig.exports[0], is_stored=False)
+    assert rig.count("exports_failed") == 1
+    rig.read(chain)
+    assert len(rig.exports) == 2
+
+
+def test_no_more_than_a_share_of_memory_is_in_flight() -> None:
+    rig = Exporting("eager", num_extents=64)  # room for 16 bundles
+    for name in "abcd":
+        rig.put(hashes(name, SIZE))
+    assert len(rig.exports) == 2
+    rig.stored(rig.exports[0])
+    assert len(rig.exports) == 3
+
+
+def test_beyond_the_budget_nothing_is_exported() -> None:
+    rig = Exporting("eager", daily_export_bytes=BUNDLE_BYTES)
+    rig.now = 86_400.0
+    rig.put(hashes("a", SIZE))
+    rig.stored(rig.exports[0])
+    rig.put(hashes("b", SIZE))
+    assert len(rig.exports) == 1
+    assert rig.count("exports_over_budget") == 1
+
+
+def test_what_left_memory_is_exported_when_it_is_used_again() -> None:
+    rig, chain = Exporting("eager", nvme_blocks=SIZE, num_segments=8), hashes("a", SIZE)
+    rig.do(ev.SourceChanged(False))
+    rig.put(chain)
+    rig.cool(chain)
+    rig.do(ev.SourceChanged(True))
+    rig.read(chain)
+    assert not rig.exports, "it was in nvme at that moment"
+    assert rig.count("exports_not_in_memory") == 1
+    rig.read(chain)
+    assert len(rig.exports) == 1

@@ -1,0 +1,281 @@
+"""Fetches: what an acquire brings from the source, when it waits, and what it leaves behind."""
+
+from typing import Any
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import Fetch, Search
+from kvtier.appliance.core.results import Refusal
+from kvtier.policies.costs import PrefillModel
+from kvtier.tiers.base import Cause, CopyOutcome
+from kvtier.tiers.block import NamespaceIdentity, Tier
+
+from ..rig import CLIENT, GEOMETRY, Rig, hashes
+
+SIZE = 16  # blocks of a bundle: 256 tokens
+
+
+def with_source(num_extents: int = 16, **options: Any) -> Rig:
+    """Return a rig with an open source."""
+    rig = Rig(num_extents=num_extents, **options)
+    rig.do(ev.SourceChanged(True))
+    return rig
+
+
+def searches(rig: Rig) -> list[Search]:
+    """Return the searches that the last event began."""
+    return [one for one in rig.instructions if isinstance(one, Search)]
+
+
+def fetches(rig: Rig) -> list[Fetch]:
+    """Return the fetches that the last event began."""
+    return [one for one in rig.instructions if isinstance(one, Fetch)]
+
+
+def land(rig: Rig, fetch: Fetch, group: int, cause: Cause | None = None) -> None:
+    """End one batch of a fetch."""
+    copy, items = fetch.batches[group]
+    rig.do(ev.CopyFinished(copy, [CopyOutcome(cause, b"" if cause else b"\7" * 16)] * len(items)))
+
+
+def search_found(rig: Rig, num_found: int, num_possible: int | None = None) -> list[Fetch]:
+    """End the search that the last event began; return the fetches that follow."""
+    possible = num_found if num_possible is None else num_possible
+    rig.do(ev.SourceSearched(searches(rig)[0].search, num_found, possible))
+    return fetches(rig)
+
+
+def state_prefill(rig: Rig, tokens_per_s: float) -> None:
+    """Say how fast prefill is."""
+    identity = NamespaceIdentity(b"m" * 16, GEOMETRY)
+    rig.do(ev.NamespaceRegistered(rig.call(), identity, PrefillModel(tokens_per_s, 0.0)))
+
+
+def test_layers_are_readable_as_they_land() -> None:
+    rig, chain = with_source(), hashes("a", 2 * SIZE)
+    call = rig.acquire(chain)
+    assert call not in rig.answers, "it waits for the search"
+    assert [one.names for one in searches(rig)] == [[chain[SIZE - 1], chain[-1]]]
+    first, second = search_found(rig, 2)
+    assert (first.bundle.position, first.bundle.parent_hash) == (0, b"")
+    assert (second.bundle.position, second.bundle.parent_hash) == (SIZE, chain[SIZE - 1])
+    assert [item.source for item in second.batches[1][1]] == list(range(SIZE))
+    assert rig.answer(call).num_blocks == 2 * SIZE
+    assert rig.answer(call).tiers == bytes([Tier.DRAM] * 2 * SIZE)
+    land(rig, first, 0)
+    assert {(r.block, r.group) for r in rig.answer(call).ready} == {(n, 0) for n in range(SIZE)}
+    assert not rig.answer(call).last
+    for fetch, group in ((second, 0), (second, 1), (first, 1)):
+        land(rig, fetch, group)
+    assert rig.answer(call).last
+    assert rig.found(chain) == 2 * SIZE
+    assert all(rig.published[r.tier, r.place] == chain[r.block] for r in rig.answer(call).ready)
+
+
+def test_without_a_source_nothing_is_asked() -> None:
+    rig, chain = Rig(num_extents=16), hashes("a", SIZE)
+    assert rig.answer(rig.acquire(chain)).last
+    assert not searches(rig)
+
+
+def test_two_acquires_share_search_and_fetch() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    calls = [rig.acquire(chain)]
+    search = searches(rig)[0]
+    calls.append(rig.acquire(chain))
+    assert not searches(rig)
+    rig.do(ev.SourceSearched(search.search, 1, 1))
+    (fetch,) = fetches(rig)
+    calls.append(rig.acquire(chain))
+    assert not searches(rig)
+    assert not fetches(rig)
+    for group in (0, 1):
+        land(rig, fetch, group)
+    for call in calls:
+        assert rig.answer(call).last
+        assert rig.answer(call).num_blocks == SIZE
+
+
+def test_only_blocks_that_are_missing_are_fetched() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    rig.put(chain[:6])
+    rig.acquire(chain)
+    (fetch,) = search_found(rig, 1)
+    assert fetch.bundle.names == chain
+    assert [item.source for item in fetch.batches[0][1]] == list(range(6, SIZE))
+
+
+def test_a_failed_fetch_is_a_shorter_prefix_and_not_tried_again_at_once() -> None:
+    rig, chain = with_source(), hashes("a", 2 * SIZE)
+    call = rig.acquire(chain)
+    first, second = search_found(rig, 2)
+    land(rig, first, 0)
+    land(rig, first, 1)
+    land(rig, second, 0)
+    land(rig, second, 1, Cause.WRONG_CHECKSUM)
+    assert (rig.answer(call).num_blocks, rig.answer(call).last) == (SIZE, True)
+    rig.release(call)
+    assert rig.answer(rig.acquire(chain)).num_blocks == SIZE
+    assert not searches(rig)
+    assert not fetches(rig)
+    rig.tick(61)
+    rig.acquire(chain)
+    assert searches(rig), "a minute later it is asked for again"
+
+
+def test_what_is_missing_is_remembered() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    call = rig.acquire(chain)
+    assert not search_found(rig, 0)
+    assert (rig.answer(call).num_blocks, rig.answer(call).last) == (0, True)
+    assert rig.answer(rig.acquire(chain)).last
+    assert not searches(rig)
+
+
+def test_a_search_that_failed_says_nothing() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    call = rig.acquire(chain)
+    assert not search_found(rig, 0, -1)
+    assert rig.answer(call).last
+    rig.acquire(chain)
+    assert searches(rig)
+
+
+def test_an_acquire_waits_no_longer_than_computing_takes() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    state_prefill(rig, 256.0)  # a second
+    call = rig.acquire(chain)
+    assert searches(rig)
+    rig.tick(0.9)
+    assert call not in rig.answers
+    rig.tick(0.2)
+    assert (rig.answer(call).num_blocks, rig.answer(call).last) == (0, True)
+
+
+def test_the_deadline_of_a_fetch_counts_from_the_request() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    state_prefill(rig, 256.0)
+    rig.acquire(chain)
+    search = searches(rig)[0]
+    rig.now = 0.5
+    rig.do(ev.SourceSearched(search.search, 1, 1))
+    assert fetches(rig)[0].deadline_at == rig.planner.costs.recompute_s(rig.namespace_id, 0, SIZE)
+
+
+def test_what_is_computed_sooner_is_not_fetched() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    state_prefill(rig, 1e6)
+    assert rig.answer(rig.acquire(chain)).last
+    assert not searches(rig)
+    rig.acquire(chain, load_anyway=True)
+    assert searches(rig)
+
+
+def test_a_slow_source_is_asked_for_less() -> None:
+    rig = with_source(256)
+    state_prefill(rig, 512.0)  # half a second a bundle
+    num_late = 0
+    for number in range(20):
+        rig.acquire(hashes(f"late {number}", SIZE))
+        if searches(rig):
+            (fetch,) = search_found(rig, 1)
+            land(rig, fetch, 0)
+            land(rig, fetch, 1, Cause.CANCELLED)
+            num_late += 1
+    assert 0 < num_late < 12, "each was late, so the next was expected to take longer"
+    rig.tick(61)
+    rig.acquire(hashes("a minute later", SIZE))
+    assert searches(rig)
+
+
+def test_a_source_that_is_lost_lets_acquires_go() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    call = rig.acquire(chain)
+    search = searches(rig)[0]
+    rig.do(ev.SourceChanged(False))
+    assert rig.answer(call).last
+    rig.do(ev.SourceSearched(search.search, 1, 1))
+    assert not fetches(rig)
+
+
+def test_a_client_that_is_gone_leaves_nothing() -> None:
+    rig, chain = with_source(), hashes("a", 2 * SIZE)
+    call = rig.acquire(chain)
+    search = searches(rig)[0]
+    rig.do(ev.ClientGone(CLIENT, "died"))
+    assert isinstance(rig.answer(call), Refusal)
+    rig.do(ev.SourceSearched(search.search, 2, 2))
+    assert not fetches(rig)
+    assert len(rig.planner.fetches) == 0
+    assert not rig.planner.reads.namespaces()
+
+
+def test_an_abandoned_acquire_is_not_answered() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    call = rig.acquire(chain)
+    search = searches(rig)[0]
+    rig.do(ev.AcquireAbandoned(call))
+    rig.do(ev.SourceSearched(search.search, 1, 1))
+    assert call not in rig.answers
+    assert not fetches(rig)
+
+
+def test_a_retry_while_the_search_is_under_way_gets_the_same_answer() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    first = rig.acquire(chain, "r")
+    search = searches(rig)[0]
+    second = rig.acquire(chain, "r")
+    rig.do(ev.SourceSearched(search.search, 1, 1))
+    (fetch,) = fetches(rig)
+    for group in (0, 1):
+        land(rig, fetch, group)
+    assert rig.answer(first).last
+    assert rig.answer(second).last
+    assert rig.answer(first).lease_id == rig.answer(second).lease_id
+
+
+def test_a_fetch_goes_on_when_its_acquire_is_over() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    call = rig.acquire(chain, deadline_at=1.0)
+    (fetch,) = search_found(rig, 1)
+    rig.tick(1.5)
+    assert rig.answer(call).last
+    for group in (0, 1):
+        land(rig, fetch, group)
+    assert rig.found(chain) == SIZE
+
+
+def test_a_fetch_takes_the_room_that_can_be_had_at_once() -> None:
+    """Four blocks fit beside those that are being written; the rest of the bundle is not waited for."""
+    rig, chain = with_source(num_extents=6, nvme_blocks=0), hashes("a", SIZE)
+    rig.reserve(hashes("b", 20))
+    call = rig.acquire(chain)
+    (fetch,) = search_found(rig, 1)
+    assert [item.source for item in fetch.batches[0][1]] == [0, 1, 2, 3]
+    for group in (0, 1):
+        land(rig, fetch, group)
+    assert (rig.answer(call).num_blocks, rig.answer(call).last) == (4, True)
+
+
+def test_a_lookup_marks_what_would_be_fetched_and_asks_nothing() -> None:
+    rig, chain = with_source(), hashes("a", 2 * SIZE)
+    rig.put(chain[:4])
+    lookup = rig.planner.lookup(rig.namespace_id, chain)
+    assert not isinstance(lookup, Refusal)
+    assert (lookup.num_blocks, lookup.num_fetchable) == (4, 0)
+    rig.acquire(chain)
+    rig.do(ev.SourceSearched(searches(rig)[0].search, 2, 2))
+    other = [*chain[:4], *hashes("elsewhere", SIZE - 4)]
+    lookup = rig.planner.lookup(rig.namespace_id, chain)
+    assert not isinstance(lookup, Refusal)
+    assert lookup.num_fetchable == 2 * SIZE - lookup.num_blocks
+    assert lookup.fetch_s > 0
+    lookup = rig.planner.lookup(rig.namespace_id, other)
+    assert not isinstance(lookup, Refusal)
+    assert lookup.num_fetchable == 0
+
+
+def test_draining_fetches_nothing() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    rig.do(ev.DrainStarted(rig.call()))
+    assert rig.answer(rig.acquire(chain)).last
+    assert not searches(rig)
