@@ -26,6 +26,7 @@ from ...tiers.block import HASH_BYTES, FragmentLabel, Geometry
 from ...tiers.codecs.base import PROFILED_ID
 from ...tiers.codecs.registry import KNOWN_CODECS
 from ...tiers.encryption.envelope import ENVELOPE_BYTES
+from .limits import MAX_FRAGMENTS
 
 Entries: TypeAlias = npt.NDArray[np.void]  # dtype ENTRY
 
@@ -36,9 +37,6 @@ INCOMPAT_FEATURES: Final = ENCRYPTED  # a reader must refuse bits it does not kn
 HAS_PARENT: Final = 1  # flags of the head, and of an entry: a reader ignores those it does not know
 IS_SPENT: Final = 1
 ALIGNMENT: Final = 64
-BUNDLE_TOKENS: Final = 256
-TARGET_BYTES: Final = 64 << 20  # of a bundle's raw payloads, unless one block has more
-MAX_FRAGMENTS: Final = 4096
 MAX_BUNDLE_BYTES: Final = 1 << 30
 
 # magic, version, incompat, flags, blocks, groups, position, key, bundle bytes, namespace, parent, profile
@@ -78,16 +76,6 @@ class BundleChain(NamedTuple):
     position: int  # of the first block in its chain
     names: tuple[bytes, ...]  # prefix hash of each block
     profile_digest: bytes = b""  # of the namespace, 32 bytes; empty: it names none
-
-
-def blocks_per_bundle(geometry: Geometry) -> int:
-    """Return the blocks that one bundle of a namespace holds: BUNDLE_TOKENS, halved until they fit."""
-    num_blocks = max(1, BUNDLE_TOKENS // geometry.block_tokens)
-    while num_blocks > 1 and (
-        num_blocks * geometry.block_bytes > TARGET_BYTES or num_blocks * geometry.num_groups > MAX_FRAGMENTS
-    ):
-        num_blocks //= 2
-    return num_blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ there is believed for an hour, after which an export asks again: a bundle may ha
 from collections import OrderedDict
 from typing import Final
 
-from ....sources.objects.layout import blocks_per_bundle
+from ....sources.objects.limits import blocks_per_bundle
 from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
 

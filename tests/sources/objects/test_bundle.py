@@ -18,16 +18,14 @@ from kvtier.sources.objects.bundle import (
 )
 from kvtier.sources.objects.layout import (
     FIXED_BYTES,
-    MAX_FRAGMENTS,
     MAX_HEAD_BYTES,
-    TARGET_BYTES,
     BundleError,
     BundleHead,
-    blocks_per_bundle,
     measure_head,
     pack_head,
     unpack_head,
 )
+from kvtier.sources.objects.limits import MAX_FRAGMENTS, TARGET_BYTES, blocks_per_bundle
 from kvtier.tiers.base import Cause, CopyError
 from kvtier.tiers.block import Geometry, NamespaceIdentity
 from kvtier.tiers.encryption.envelope import Envelopes
