@@ -56,7 +56,7 @@ class HastenCopy:
 
 
 @dataclass(slots=True)
-class Search:
+class SearchBundles:
     """Ask the source which bundles of a chain it holds. Answered with one SourceSearched, always."""
 
     search: int
@@ -75,7 +75,7 @@ class BundleBlocks:
 
 
 @dataclass(slots=True)
-class Fetch:
+class FetchBundle:
     """Read blocks of a bundle from the source into reserved places, one batch a layer group.
 
     Each of `batches`, (copy, items), ends in exactly one CopyFinished, in any order, as soon as its bytes are
@@ -90,7 +90,7 @@ class Fetch:
 
 
 @dataclass(slots=True)
-class Export:
+class ExportBundle:
     """Store a bundle in the source. The places are held until the one ExportFinished.
 
     `fragments`: (tier, place, label), group-major: all blocks of the first layer group, then of the next.
@@ -178,9 +178,9 @@ Instruction: TypeAlias = (
     | Copy
     | CancelCopy
     | HastenCopy
-    | Search
-    | Fetch
-    | Export
+    | SearchBundles
+    | FetchBundle
+    | ExportBundle
     | Publish
     | Retract
     | SealSegment

@@ -137,9 +137,7 @@ class Planner:
         self.writes = WriteRequests(core, requests, residency, self.copies, self.pressure, waiting, usage)
         self.fetches = Fetches(core, self.source_index, self.writes)
         self._lookups = Lookups(core, self.fetches)
-        self.reads = ReadRequests(
-            core, requests, residency, self.loads, self.promotions, waiting, usage, self.fetches
-        )
+        self.reads = ReadRequests(core, requests, self.loads, self.promotions, waiting, usage, self.fetches)
         self.placing = PlacementRequests(core, requests, self.loads, self.pins, self.prefetching)
 
     def _handler_table(self) -> dict[type, Callable[[Any], object]]:

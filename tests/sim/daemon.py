@@ -11,8 +11,8 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import (
     CancelCopy,
     Copy,
-    Export,
-    Fetch,
+    ExportBundle,
+    FetchBundle,
     ForgetNamespace,
     FreeSegment,
     GiveBack,
@@ -23,7 +23,7 @@ from kvtier.appliance.core.instructions import (
     Reply,
     Retract,
     SealSegment,
-    Search,
+    SearchBundles,
     StoreNamespace,
 )
 from kvtier.appliance.core.planner import Planner
@@ -132,9 +132,9 @@ class Daemon:
             Copy: self.mover.start,
             CancelCopy: self.mover.cancel,
             HastenCopy: self.mover.hasten,
-            Search: self.source.search,
-            Fetch: self.source.fetch,
-            Export: self.source.export,
+            SearchBundles: self.source.search,
+            FetchBundle: self.source.fetch,
+            ExportBundle: self.source.export,
             Publish: self._publish,
             Retract: self._retract,
             SealSegment: lambda i: self._run_store_task(self.cold.seal, i.segment),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.copying import source_index
-from kvtier.appliance.core.instructions import BundleBlocks, Export, Fetch, Search
+from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchBundles
 from kvtier.appliance.core.requests import fetches
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
@@ -118,7 +118,7 @@ class SourceShell:
 
     # ------------------------------------------------------------------------------- instructions
 
-    def search(self, instruction: Search) -> None:
+    def search(self, instruction: SearchBundles) -> None:
         """Answer later how many of the bundles are there, galloping as the real one does."""
         self._world.note(">Search", instruction.search, len(instruction.names))
         digest = instruction.identity.digest
@@ -134,7 +134,7 @@ class SourceShell:
         event = ev.SourceSearched(instruction.search, found, possible)
         self._world.after(self._delay_s() + 20 * self._fault("lost"), self._step, event)
 
-    def fetch(self, fetch: Fetch) -> None:
+    def fetch(self, fetch: FetchBundle) -> None:
         """Let each batch land at its own time, until the deadline."""
         self._world.note(">Fetch", [copy for copy, _ in fetch.batches], fetch.bundle.position)
         self.batches.update(fetch.batches)
@@ -199,7 +199,7 @@ class SourceShell:
 
         self._world.after(rest_s, end)
 
-    def export(self, export: Export) -> None:
+    def export(self, export: ExportBundle) -> None:
         """Read the places to the end, then store what stood there."""
         daemon, world = self._daemon, self._world
         world.note(">Export", export.export, export.bundle.position, len(export.fragments))
@@ -208,7 +208,7 @@ class SourceShell:
         self.reading[export.export] = export.fragments
         world.after(self._delay_s() + self._delay_s(), self._exported, export)
 
-    def _exported(self, export: Export) -> None:
+    def _exported(self, export: ExportBundle) -> None:
         daemon = self._daemon
         if not daemon.is_alive:
             return

@@ -25,14 +25,14 @@ from ..catalog.states import State
 from ..copying.source_index import SourceIndex
 from ..copying.write_budget import WriteBudget
 from ..events import ExportFinished, SourceChanged
-from ..instructions import BundleBlocks, Export
+from ..instructions import BundleBlocks, ExportBundle
 
 MAX_QUEUED: Final = 4096  # bundles that wait for their turn; beyond it the oldest one is dropped
 MAX_STEPS: Final = 16  # bundles looked at in one step
 
 
 @dataclass(slots=True)
-class _Job:
+class _HeldBundle:
     namespace_id: int
     name: bytes
     held: list[tuple[int, Tier]]
@@ -53,7 +53,7 @@ class Exports:
         self.erased: set[int] = set()
         self._has_joined = False
         self._queue: deque[int] = deque()  # handles of the last blocks of bundles
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, _HeldBundle] = {}
         self._num_exports = 0
         self.bytes_in_flight = 0
 
@@ -138,7 +138,7 @@ class Exports:
         for fragment, tier in places:
             core.transitions.hold(fragment, tier)
         self._num_exports += 1
-        self._jobs[self._num_exports] = _Job(namespace.id, name, places, num_bytes)
+        self._jobs[self._num_exports] = _HeldBundle(namespace.id, name, places, num_bytes)
         self.bytes_in_flight += num_bytes
         labels = catalog.labels_of([fragment for fragment, _ in places])
         names = [catalog.prefix_hash[row] for row in rows]
@@ -147,7 +147,7 @@ class Exports:
             (tier, catalog.place[tier][fragment], label)
             for (fragment, tier), label in zip(places, labels, strict=True)
         ]
-        core.outbox.emit(Export(self._num_exports, bundle, fragments))
+        core.outbox.emit(ExportBundle(self._num_exports, bundle, fragments))
 
     def _rows(self, last: int, size: int) -> list[int]:
         """Return the blocks of a bundle, the first one first; fewer when one of them is not known."""

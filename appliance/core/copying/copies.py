@@ -17,7 +17,7 @@ from ..catalog.fresh import FreshRun
 from ..catalog.residency import Residency
 from ..catalog.runs import land_run
 from ..encodings import is_lossy
-from ..instructions import BundleBlocks, CancelCopy, Copy, Fetch, HastenCopy
+from ..instructions import BundleBlocks, CancelCopy, Copy, FetchBundle, HastenCopy
 from .refusals import Refusals
 from .write_budget import WriteBudget
 
@@ -157,7 +157,7 @@ class Copies:
             self._batches[copy] = batch
             self._count_bytes(batch, num_bytes)
             batches.append((copy, items))
-        self._core.outbox.emit(Fetch(bundle, self._put_tier, batches, deadline_at))
+        self._core.outbox.emit(FetchBundle(bundle, self._put_tier, batches, deadline_at))
 
     def _begin(self, batch: _Batch, deadline_at: float, client: int, in_one: bool = False) -> int:
         copy, self._next_copy = self._next_copy, self._next_copy + 1

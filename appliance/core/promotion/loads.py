@@ -25,7 +25,7 @@ class Loads:
     def __init__(self, core: CoreState, residency: Residency, copies: Copies, pressure: Pressure) -> None:
         self._core = core
         self._put_tier, self._log_tier = core.ladder.put_tier, core.ladder.log_tier
-        self._residency = residency
+        self.residency = residency
         self._copies = copies
         self._pressure = pressure
         self.rules = PromotionRules(core, residency, pressure.victims)
@@ -52,7 +52,7 @@ class Loads:
         copy has ended. The fragment must not be RESIDENT in `target` and must be somewhere else, or arriving.
         """
         core = self._core
-        residency = self._residency
+        residency = self.residency
         catalog = core.catalog
         if catalog.state[target][fragment] == State.ABSENT:
             source = self.source_of(fragment, target)
@@ -91,7 +91,7 @@ class Loads:
                 batch = moves[first : first + MAX_BATCH]
                 self._copies.start(source, target, batch, urgency, deadline_at, owner=owner)
                 for move in batch:
-                    self._residency.drop(move.fragment, source)
+                    self.residency.drop(move.fragment, source)
         return sum(len(moves) for moves in collected.values())
 
     def promote(self, row: int, target: Tier, urgency: Urgency, deadline_at: float) -> bool:

@@ -1,7 +1,7 @@
 """Fetches: brings blocks from the source that an acquire asks for and no tier holds.
 
-    acquire -> blocks are missing -> known to be there?  no: Search, the acquire waits for its end
-                                                          yes: Fetch; the acquire gets its layers as they land
+    acquire -> blocks are missing -> known to be there?  no: search, the acquire waits for its end
+                                                          yes: fetch; the acquire gets its layers as they land
 
 The source is where blocks can be had that this host does not own. What is known of it is a hint, so whatever
 is wrong with a fetch is a shorter prefix. No acquire waits longer than computing the blocks would take, and
@@ -17,7 +17,7 @@ from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..copying.source_index import SourceIndex
 from ..events import AcquireRequested, ReserveRequested, SourceChanged, SourceSearched
-from ..instructions import BundleBlocks, Search
+from ..instructions import BundleBlocks, SearchBundles
 from .fetch_job import FetchJob
 from .leases import ClientEntry
 from .put_job import PutJob
@@ -39,7 +39,7 @@ class FetchPrice(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _ParkedAcquire:
     """An acquire that waits for a search."""
 
     event: AcquireRequested
@@ -48,7 +48,7 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Search:
+class _SearchedChain:
     namespace_id: int
     names: Sequence[bytes]
 
@@ -65,8 +65,8 @@ class Fetches:
         self.resume: Callable[[AcquireRequested, float], None] = lambda event, until: None
         #: Namespaces of erased tenants: what the source still holds of them is not fetched.
         self.erased: set[int] = set()
-        self._waiting: dict[int, _Waiting] = {}  # by call
-        self._searches: dict[int, _Search] = {}
+        self._waiting: dict[int, _ParkedAcquire] = {}  # by call
+        self._searches: dict[int, _SearchedChain] = {}
         self._search_of: dict[tuple[int, bytes], int] = {}  # namespace, first name of a search -> its number
         self._num_searches = 0
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
@@ -125,10 +125,10 @@ class Fetches:
         if number is None:
             self._num_searches += 1
             number = self._search_of[key] = self._num_searches
-            self._searches[number] = _Search(namespace.id, names)
-            self._core.outbox.emit(Search(number, namespace.identity, names))
+            self._searches[number] = _SearchedChain(namespace.id, names)
+            self._core.outbox.emit(SearchBundles(number, namespace.identity, names))
             self._core.story.count("source_searches")
-        self._waiting[event.call] = _Waiting(event, until, number)
+        self._waiting[event.call] = _ParkedAcquire(event, until, number)
 
     def _begin_one(
         self,

@@ -7,7 +7,6 @@ from ....policies.costs import Advice
 from ....tiers.block import Tier, tenant_of
 from ..catalog.catalog import NO_ROW, Catalog, NamespaceEntry
 from ..catalog.core_state import CoreState
-from ..catalog.residency import Residency
 from ..events import (
     AcquireAbandoned,
     AcquireRequested,
@@ -40,7 +39,6 @@ class ReadRequests:
         self,
         core: CoreState,
         requests: RequestRegistry,
-        residency: Residency,
         loads: Loads,
         promotions: Promotions,
         waiting: Waiting,
@@ -49,7 +47,7 @@ class ReadRequests:
     ) -> None:
         self._core = core
         self._requests = requests
-        self._residency = residency
+        self._residency = loads.residency
         self._leases = requests.leases
         self._loads = loads
         self._promotions = promotions

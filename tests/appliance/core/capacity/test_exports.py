@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.instructions import Export
+from kvtier.appliance.core.instructions import ExportBundle
 from kvtier.tiers.block import Tier
 
 from ..rig import GEOMETRY, Rig, hashes
@@ -18,14 +18,14 @@ class Exporting(Rig):
     """A rig with an open source that collects exports."""
 
     def __init__(self, share: str = "worth", num_extents: int = 64, **options: Any) -> None:
-        self.exports: list[Export] = []
+        self.exports: list[ExportBundle] = []
         super().__init__(num_extents=num_extents, share=share, **options)
         self.do(ev.SourceChanged(True))
 
     def do(self, event: ev.Event) -> Any:
         """Carry out an event; exports are noted."""
         instructions = super().do(event)
-        self.exports += [one for one in instructions if isinstance(one, Export)]
+        self.exports += [one for one in instructions if isinstance(one, ExportBundle)]
         return instructions
 
     def read(self, chain: list[bytes]) -> None:
@@ -34,7 +34,7 @@ class Exporting(Rig):
         self.settle()
         self.release(call)
 
-    def stored(self, export: Export, *, is_stored: bool = True) -> None:
+    def stored(self, export: ExportBundle, *, is_stored: bool = True) -> None:
         """End an export."""
         self.do(ev.ExportFinished(export.export, is_stored, BUNDLE_BYTES if is_stored else 0))
 

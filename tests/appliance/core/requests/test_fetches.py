@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.instructions import Fetch, Search
+from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
 from kvtier.appliance.core.results import Refusal
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyOutcome
@@ -21,23 +21,23 @@ def with_source(num_extents: int = 16, **options: Any) -> Rig:
     return rig
 
 
-def searches(rig: Rig) -> list[Search]:
+def searches(rig: Rig) -> list[SearchBundles]:
     """Return the searches that the last event began."""
-    return [one for one in rig.instructions if isinstance(one, Search)]
+    return [one for one in rig.instructions if isinstance(one, SearchBundles)]
 
 
-def fetches(rig: Rig) -> list[Fetch]:
+def fetches(rig: Rig) -> list[FetchBundle]:
     """Return the fetches that the last event began."""
-    return [one for one in rig.instructions if isinstance(one, Fetch)]
+    return [one for one in rig.instructions if isinstance(one, FetchBundle)]
 
 
-def land(rig: Rig, fetch: Fetch, group: int, cause: Cause | None = None) -> None:
+def land(rig: Rig, fetch: FetchBundle, group: int, cause: Cause | None = None) -> None:
     """End one batch of a fetch."""
     copy, items = fetch.batches[group]
     rig.do(ev.CopyFinished(copy, [CopyOutcome(cause, b"" if cause else b"\7" * 16)] * len(items)))
 
 
-def search_found(rig: Rig, num_found: int, num_possible: int | None = None) -> list[Fetch]:
+def search_found(rig: Rig, num_found: int, num_possible: int | None = None) -> list[FetchBundle]:
     """End the search that the last event began; return the fetches that follow."""
     possible = num_found if num_possible is None else num_possible
     rig.do(ev.SourceSearched(searches(rig)[0].search, num_found, possible))
