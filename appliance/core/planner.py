@@ -94,7 +94,7 @@ class Planner:
         )
         self.rooms, self.catalog, self.story, self.costs = rooms, core.catalog, core.story, core.costs
         self.dirty = Dirty(core, is_complete=options.write != "spill")
-        self.write_budget = WriteBudget(options.daily_write_bytes)
+        self.write_budget = WriteBudget(options.daily_write_bytes, options.num_tenants)
         self.refusals = Refusals(core)
         residency = self.residency = Residency(core, self.dirty.note_lost)
         self.copies = Copies(core, residency, self.refusals, self.write_budget)
@@ -238,6 +238,7 @@ class Planner:
             self.resizing.run()
         self.erasing.run()
         self.evicting.run()
+        self.dirty.run()
 
     def _bring_up(self) -> None:
         """Promote and prefetch, unless requests wait for room."""
@@ -254,7 +255,7 @@ class Planner:
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
         room = (self.reclaim, self.pressure, self.resizing)
-        parts = (*room, self.erasing, self.evicting, self.exports)
+        parts = (*room, self.erasing, self.evicting, self.dirty, self.exports)
         return any(part.is_busy for part in parts) or self.waiting.wants_turn
 
     def next_deadline(self) -> float | None:
@@ -415,8 +416,7 @@ class Planner:
 
     def close_cold_store(self) -> list[Instruction]:
         """Last step of a drain: seal what is open. Returns the instructions."""
-        log = self.core.log
-        if log is None:
+        if (log := self.core.log) is None:
             return []
         log.close_open_segments()
         return [SealSegment(number) for number in log.take_segments_to_seal()]

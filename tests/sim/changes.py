@@ -48,6 +48,7 @@ class Changes:
                 # Clients and oracle know one number for the whole run.
                 max_waiting_puts=options.max_waiting_puts,
                 max_sessions=options.max_sessions,
+                num_tenants=options.num_tenants,
                 max_remembered_requests=options.max_remembered_requests,
                 min_free_segments=1,
                 write=options.write,

@@ -191,6 +191,7 @@ class Daemon:
             for prefix_hash in i.prefix_hashes
         }
         self.oracle.before_copies(event, instructions)
+        self.writes.after(self, event)
         self.writes.before_copies(self, instructions)
         for instruction in instructions:
             self._execute[type(instruction)](instruction)

@@ -46,10 +46,11 @@ def check_room(run: "Run") -> None:
 
 
 def is_due(config: Config) -> bool:
-    """Whether a put must find room: not where domains compete for extents or have quotas, nor with so few
-    segments that one, of two blocks at most, is all that spills can use: what it took is reclaimed for the
-    next one before a put comes to its turn."""
-    is_alone = len(set(config.domain_of_namespace)) == 1 and not config.options.quotas
+    """Whether a put must find room: not where domains compete for extents, have quotas or shares, nor with so
+    few segments that one, of two blocks at most, is all that spills can use: what it took is reclaimed for
+    the next one before a put comes to its turn."""
+    options = config.options
+    is_alone = len(set(config.domain_of_namespace)) == 1 and not options.quotas and not options.num_tenants
     return is_alone and config.num_segments not in (2, 3)
 
 

@@ -15,7 +15,19 @@ def does_not_make_way() -> list[Patch]:
 
 def budget_ignored() -> list[Patch]:
     """Idle copies write as much as there is."""
-    return [(write_budget.WriteBudget, "allows", lambda self, num_bytes, now: True)]
+    return [(write_budget.WriteBudget, "allows", lambda self, num_bytes, now, tenant: True)]
+
+
+def shares_of_writes_ignored() -> list[Patch]:
+    """One tenant writes as much as all may."""
+
+    def greedy(self: Any, num_bytes: int, now: float, tenant: str) -> int:
+        self._leak(now)
+        return int(max(0, self._bucket.taken + num_bytes - self._bucket.capacity))
+
+    return [
+        (write_budget.WriteBudget, "_lacking", greedy),
+    ]
 
 
 def budget_anew_after_a_restart() -> list[Patch]:
@@ -32,6 +44,7 @@ def lost_records_forgotten() -> list[Patch]:
 PLANTED = [
     ("makes no way", "idle copies begin beside others", does_not_make_way),
     ("budget ignored", "idle copies exceed the daily budget", budget_ignored),
+    ("budget of all", "a tenant exceeds its share of the daily budget", shares_of_writes_ignored),
     ("budget anew", "a restart gives another day's worth", budget_anew_after_a_restart),
     ("lost is forgotten", "what the cold store lost stays only in memory", lost_records_forgotten),
 ]

@@ -1,4 +1,5 @@
 """Tenants with quotas: half of the seeds give each domain a share of memory and a limit on what is pinned.
+Of those with two domains a half divide the limits of all together among them.
 
 Drawn from a source of randomness of their own, so that a seed without quotas is the same seed as ever. A
 policy that changes in the middle of everything may raise or lower them; what was taken under a larger one is
@@ -38,6 +39,9 @@ class Tenants:
                 if rng.random() < 0.8
             }
             config.options = replace(config.options, quotas=quotas)
+        if config.num_domains > 1 and Random(f"shares of {seed}").random() < 0.5:
+            num, most = config.num_domains, max(16, config.options.max_waiting_puts)  # a share of 1 is none
+            config.options = replace(config.options, num_tenants=num, max_waiting_puts=most)
 
     def check(self, planner: Planner, *, counts_extents: bool) -> None:
         """Compare what every domain has with its quota, counted anew from the rooms, leases and pins.

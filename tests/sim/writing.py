@@ -5,18 +5,24 @@ from outside, beside what every seed checks:
 
     makes way     an idle copy begins only when nothing else is on its way to or from the device, alone
     budget        idle copies never write more than a day's worth at once and a day's worth a day after that,
-                  over policy changes and restarts
+                  over policy changes and restarts; those of one tenant never more than its share. What failed
+                  does not count
     dirty         when everything has come to rest, nothing that could have been copied is only in memory
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 from kvtier.appliance.core.catalog.states import State
+from kvtier.appliance.core.events import CopyFinished, Event
 from kvtier.appliance.core.instructions import Copy, Instruction, Notify
 from kvtier.appliance.core.options import PlannerOptions
+from kvtier.appliance.core.shares import Shares
+from kvtier.tiers.base import CopyItem
+from kvtier.tiers.block import tenant_of
 from kvtier.tiers.cold.log import SegmentLog, record_bytes
 
 from .config import SLOT_BYTES
@@ -43,31 +49,32 @@ class Writes:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._level = 0.0  # bytes of idle copies that a bucket of one day's worth has not let out yet
+        #: Bytes of idle copies that a bucket of one day's worth has not let out yet: of all (""), by tenant.
+        self._levels: defaultdict[str, float] = defaultdict(float)
+        self._idle: dict[int, Copy] = {}  # under way
         self._as_of = 0.0
         self._may_decline = False
         self._unwanted: set[tuple[int, bytes]] = set()  # what an administrator evicted from the cold store
 
     def before_copies(self, daemon: "Daemon", instructions: Sequence[Instruction]) -> None:
         """Look at the copies that are about to begin."""
-        options, now = daemon.planner.core.options, self._world.now
+        options = daemon.planner.core.options
         admission = daemon.planner.core.choice.admission
         self._may_decline |= admission != "all" or bool(options.quotas)
-        if options.daily_write_bytes is not None:
-            drained = (now - self._as_of) * options.daily_write_bytes / DAY_S
-            most = 2.0 * options.daily_write_bytes  # under a new limit no more than a day's worth is owed
-            self._level = min(max(0.0, self._level - drained), most)
-        self._as_of = now
+        self._drain(options.daily_write_bytes)
         others = [c for c in daemon.copies_in_flight() if NVME in (c.source, c.target)]
         for copy in instructions:
             if isinstance(copy, Notify) and (copy.tier, copy.reason) == (NVME, "administrator"):
                 self._unwanted |= {(copy.namespace_id, name) for name in copy.prefix_hashes}
+            if isinstance(copy, Copy):
+                self._idle.pop(copy.copy, None)  # of an earlier daemon
             if not isinstance(copy, Copy) or NVME not in (copy.source, copy.target):
                 continue
             if copy.in_one:
                 if others:
                     raise Violation("makes way", f"idle copy {copy.copy} begins beside copy {others[0].copy}")
-                self._pay(copy, options.daily_write_bytes)
+                self._idle[copy.copy] = copy
+                self._pay(daemon, copy, options)
                 self._world.counts["idle_copies"] += len(copy.items)
             if copy.source is not copy.target:  # what is copied forward to make room for this one
                 others.append(copy)
@@ -85,15 +92,23 @@ class Writes:
         taken_bytes = sum(room.statistics().taken_bytes for room in host_rooms)
         if taken_bytes >= log.num_segments * log.segment_bytes / 2:
             return  # as much as that may be in both
-        budget = planner.core.options.daily_write_bytes
         dirty: dict[int, int] = {}  # by row: the bytes of its records at most
+        beyond_share: set[str] = set()  # tenants with a block that is larger than its share, forever in front
         for namespace in planner.catalog.namespaces.values():
             most_bytes = sum(map(record_bytes, namespace.fragment_bytes))
-            if budget is not None and budget < most_bytes:
-                continue
-            for name, row in namespace.rows.items():
-                if (namespace.id, name) not in self._unwanted and self._is_dirty(daemon, row):
-                    dirty[row] = most_bytes
+            found = [
+                row
+                for name, row in namespace.rows.items()
+                if (namespace.id, name) not in self._unwanted and self._is_dirty(daemon, row)
+            ]
+            dirty |= dict.fromkeys(found, most_bytes)
+            tenant = tenant_of(namespace.identity.domain)
+            if found and most_bytes > _share_bytes(planner.core.options):
+                beyond_share.add(tenant if planner.core.options.num_tenants else "")
+        for row in list(dirty):
+            tenant = tenant_of(planner.catalog.namespace_of(row).identity.domain)
+            if not beyond_share.isdisjoint(("", tenant)):
+                del dirty[row]
         # They are copied in their order: what there is no room for keeps smaller ones waiting.
         if dirty and log.has_free_room(max(dirty.values()), planner.core.options.min_free_segments):
             raise Violation("dirty", f"row {min(dirty)} is only in memory, and nothing is in its way")
@@ -109,12 +124,52 @@ class Writes:
             for fragment in catalog.fragments(row)
         )
 
-    def _pay(self, copy: Copy, daily_bytes: int | None) -> None:
-        labels = [item.label for item in copy.items]
-        self._level += sum(record_bytes(label.stored_length or label.raw_length) for label in labels)
+    def after(self, daemon: "Daemon", event: Event) -> None:
+        """A copy may have ended: what failed is given back."""
+        copy = self._idle.pop(event.copy, None) if isinstance(event, CopyFinished) else None
+        if copy is not None and isinstance(event, CopyFinished):
+            self._drain(daemon.planner.core.options.daily_write_bytes)
+            for item, outcome in zip(copy.items, event.outcomes, strict=True):
+                for tenant in ("", self._tenant(daemon, item)) if outcome.cause is not None else ():
+                    self._levels[tenant] = max(0.0, self._levels[tenant] - _written_bytes(item))
+
+    def _drain(self, daily_bytes: int | None) -> None:
+        """Let out what leaks until now."""
+        now = self._world.now
+        drained = (now - self._as_of) * daily_bytes / DAY_S if daily_bytes is not None else float("inf")
+        most = 2.0 * (daily_bytes or 0)  # under a new limit no more than a day's worth is owed
+        for one, written in self._levels.items():
+            self._levels[one] = min(max(0.0, written - drained), most)
+        self._as_of = now
+
+    def _pay(self, daemon: "Daemon", copy: Copy, options: PlannerOptions) -> None:
+        daily_bytes = options.daily_write_bytes
+        for item in copy.items:
+            for tenant in ("", self._tenant(daemon, item)):
+                self._levels[tenant] += _written_bytes(item)
         if daily_bytes is None:
-            self._level = 0.0
-        elif self._level > daily_bytes + SLACK_BYTES:
-            raise Violation(
-                "budget", f"idle copies wrote {self._level:.0f} bytes, {daily_bytes} a day may be"
-            )
+            return
+        tenant = self._tenant(daemon, copy.items[0])
+        for whose, limit in ("", float(daily_bytes)), (tenant, _share_bytes(options)):
+            written = self._levels[whose]
+            if written > limit + SLACK_BYTES:
+                raise Violation(
+                    "budget", f"idle copies of {whose or 'all'} wrote {written:.0f} bytes, {limit} may be"
+                )
+
+    @staticmethod
+    def _tenant(daemon: "Daemon", item: CopyItem) -> str:
+        """Return the tenant of a fragment; one idle copy is of one tenant's blocks."""
+        namespaces = daemon.planner.catalog.namespaces.values()
+        digest = item.label.namespace_digest
+        return next((tenant_of(n.identity.domain) for n in namespaces if n.identity.digest == digest), "gone")
+
+
+def _written_bytes(item: CopyItem) -> int:
+    return record_bytes(item.label.stored_length or item.label.raw_length)
+
+
+def _share_bytes(options: PlannerOptions) -> float:
+    """Return what idle copies of one tenant may write while no others have any."""
+    daily_bytes, most = options.daily_write_bytes, float("inf")
+    return most if daily_bytes is None else Shares(daily_bytes, options.num_tenants).largest("")

@@ -15,7 +15,8 @@ copied again only into room that is free: a store smaller than memory would writ
 
 An idle copy makes way: it begins only when nothing is on its way to or from the device, is of MAX_IDLE_BYTES
 at most, is made by one thread, and while clients ask there is one every PACE_S. So a load or spill that comes
-meanwhile waits for one such copy at most.
+meanwhile waits for one such copy at most. Tenants take turns; one that used up its share of the budget keeps
+no other waiting.
 
 Rejected: copying down the next victim (only the ends of chains are candidates; the rest of a chain
 becomes one when they have left); the dearest first (a child without its parent is of no use after a restart,
@@ -66,7 +67,7 @@ class Ahead:
     def options_changed(self) -> None:
         """Let other options be in force."""
         options = self._core.options
-        self.budget.limit(options.daily_write_bytes, self._core.now)
+        self.budget.limit(options.daily_write_bytes, self._core.now, options.num_tenants)
         if options.write == "spill":
             self.dirty.is_complete = False
         elif not self.dirty.is_complete:
@@ -78,7 +79,7 @@ class Ahead:
 
     def spill(self) -> None:
         """Copy down what was put longest ago, as much as the watermark or the setting asks for."""
-        pressure, line = self._pressure, self.dirty.puts
+        pressure, puts = self._pressure, self.dirty.puts
         if not pressure.may_spill(self._host_tiers[-1]):
             return
         is_through = self._core.options.write == "through"
@@ -87,16 +88,17 @@ class Ahead:
         low_bytes = self._core.options.low_watermark * capacity_bytes
         may_be_dirty_bytes = max(0.0, capacity_bytes - MAX_DOUBLE * self._cold_bytes())
         num_steps = 0
-        while line and pressure.cold_spilling_bytes() < max_spilling_bytes:
+        while pressure.cold_spilling_bytes() < max_spilling_bytes and (queue := puts.largest()) is not None:
             if not is_through and not self._is_due(low_bytes, may_be_dirty_bytes):
                 return
             if num_steps == MAX_STEPS:
                 pressure.is_busy = True
                 return
             num_steps += 1
-            row = line.first(0 if is_through else may_be_dirty_bytes)
+            of_others = puts.num_bytes - queue.num_bytes
+            row = queue.first(0 if is_through else may_be_dirty_bytes - of_others)
             if row == NO_ROW:
-                pressure.is_busy = is_through and len(line) > 0
+                pressure.is_busy = is_through and len(puts) > 0
                 return
             must_displace = is_through and not self._is_due(low_bytes, may_be_dirty_bytes)
             if must_displace and not self._has_room(row, displaces=True):
@@ -109,7 +111,7 @@ class Ahead:
                         return  # no room
                     if not self.dirty.is_complete:
                         break  # what is left of it is copied when it is a victim
-            line.pop()
+            queue.pop()
 
     def idle(self) -> None:
         """Begin an idle copy, if one may begin now."""
@@ -132,11 +134,14 @@ class Ahead:
         if now < self._began_at + PACE_S and now < self._core.asked_at + PACE_S:
             self._due_at = self._began_at + PACE_S
             return
-        if not self._begin(self.dirty.lost, is_again=True) and mode == "idle":
-            self._begin(self.dirty.puts, is_again=False)
+        for queues in (self.dirty.lost, self.dirty.puts) if mode == "idle" else (self.dirty.lost,):
+            for tenant, queue in queues.by_tenant():
+                if self._begin(queue, tenant, is_again=queues is self.dirty.lost):
+                    queues.served(tenant)
+                    return
 
-    def _begin(self, line: DirtyQueue, *, is_again: bool) -> bool:
-        """Begin one idle copy of the first blocks of a line. Whether there is one."""
+    def _begin(self, line: DirtyQueue, tenant: str, *, is_again: bool) -> bool:
+        """Begin one idle copy of the first blocks of a tenant's queue. Whether there is one."""
         catalog, pressure = self._core.catalog, self._pressure
         num_bytes = num_fragments = 0
         kind: tuple[int, Tier] | None = None  # domain and source of the blocks: one thread copies them
@@ -152,8 +157,9 @@ class Ahead:
                 or kind != (namespace.domain, source)
             ):
                 break
+            wanted_bytes = num_bytes + _record_bytes(namespace.fragment_bytes)
             is_bounded = self._may_be_double() and self._has_room(row, displaces=not is_again)
-            if not is_bounded or not self._is_paid(num_bytes, row):
+            if not is_bounded or not self._is_paid(wanted_bytes, tenant, is_first=not num_bytes):
                 if is_again and not num_bytes:
                     pressure.reclaim.free_dead_segments()  # of failed copies; that displaces nothing
                 break
@@ -161,7 +167,7 @@ class Ahead:
                 pressure.copy_down(row, source, Urgency.ENDED, what=IDLE_COPY)
                 if self.dirty.is_dirty(row):  # no room for all of it, or the rest is in another tier
                     break
-                num_bytes += _record_bytes(namespace.fragment_bytes)
+                num_bytes = wanted_bytes
                 num_fragments += namespace.num_groups
                 kind = namespace.domain, source
             line.pop()
@@ -198,15 +204,16 @@ class Ahead:
         double_bytes = self._taken_bytes() - self.dirty.puts.num_bytes
         return double_bytes < MAX_IDLE_DOUBLE * self._cold_bytes()
 
-    def _is_paid(self, num_bytes: int, row: int) -> bool:
-        """Whether the budget allows for a block beside `num_bytes`."""
+    def _is_paid(self, num_bytes: int, tenant: str, *, is_first: bool) -> bool:
+        """Whether the budget allows for a copy of so many bytes of a tenant. If not, and that is its first
+        block, there is another look when it may."""
         now = self._core.now
-        wanted_bytes = num_bytes + _record_bytes(self._core.catalog.namespace_of(row).fragment_bytes)
-        if self.budget.allows(wanted_bytes, now):
+        if self.budget.allows(num_bytes, now, tenant):
             return True
-        allowed_at = self.budget.allowed_at(wanted_bytes, now)
-        if not num_bytes and allowed_at < float("inf"):
-            self._due_at = max(allowed_at, now + BUDGET_PAUSE_S)
+        allowed_at = self.budget.allowed_at(num_bytes, now, tenant)
+        if is_first and allowed_at < float("inf"):
+            look_at = max(allowed_at, now + BUDGET_PAUSE_S)
+            self._due_at = look_at if self._due_at is None else min(self._due_at, look_at)
         return False
 
     @property

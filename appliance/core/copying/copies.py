@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from ....tiers.base import Cause, CopyItem, CopyOutcome
-from ....tiers.block import FragmentLabel, Tier, Urgency
+from ....tiers.block import FragmentLabel, Tier, Urgency, tenant_of
 from ....tiers.cold.log import record_bytes
 from ....v1.shm import extent_of
 from ..catalog.core_state import CoreState
@@ -125,8 +125,8 @@ class Copies:
             for move in moves:
                 self._count_read(move.source, +1)
         if target == self._log_tier:
-            record_sizes = [record_bytes(label.stored_length or label.raw_length) for label in labels]
-            self._budget.wrote(sum(record_sizes), self._core.now)
+            for tenant, num_written in self._record_bytes(fragments, labels).items():
+                self._budget.wrote(num_written, self._core.now, tenant)
         batch = _Batch(source, target, fragments, items, num_bytes, urgency, owner)
         copy = self._begin(batch, deadline_at, client, in_one)
         if urgency > Urgency.QUEUED and target < self._log_tier and source != target:
@@ -224,8 +224,8 @@ class Copies:
             self._cancelled.difference_update([(fragment, batch.target) for fragment in batch.fragments])
         assert len(outcomes) == len(batch.fragments)
         self._count_bytes(batch, -batch.num_bytes)
-        if batch.target == self._log_tier and batch.source != self._log_tier:
-            self._refusals.spilled([outcome.cause for outcome in outcomes])
+        if batch.target == self._log_tier:
+            self._note_written(batch, [outcome.cause for outcome in outcomes])
         if copy in self._disowned:
             outcomes = self._without(self._disowned.pop(copy), batch, outcomes)
         is_inside = batch.source == batch.target
@@ -236,6 +236,28 @@ class Copies:
                 self._finish_inside(batch, fragment, item, outcome)
             else:
                 self._finish_one(batch, fragment, item, outcome)
+
+    def _note_written(self, batch: _Batch, causes: Sequence[Cause | None]) -> None:
+        """Take in how a batch into the cold store ended; what was not written is given back to the budget."""
+        if batch.source != self._log_tier:
+            self._refusals.spilled(causes)
+        failed = [number for number, cause in enumerate(causes) if cause is not None]
+        if failed:
+            labels = [batch.items[number].label for number in failed]
+            sizes = self._record_bytes([batch.fragments[number] for number in failed], labels)
+            for tenant, num_bytes in sizes.items():
+                self._budget.not_written(num_bytes, self._core.now, tenant)
+
+    def _record_bytes(self, fragments: Sequence[int], labels: Sequence[FragmentLabel]) -> dict[str, int]:
+        """Return the bytes of records by tenant, all for "" where the budget is not divided among tenants."""
+        sizes = [record_bytes(label.stored_length or label.raw_length) for label in labels]
+        if not self._budget.num_tenants:
+            return {"": sum(sizes)}
+        catalog, of_tenant = self._core.catalog, dict[str, int]()
+        for fragment, num_bytes in zip(fragments, sizes, strict=True):
+            tenant = tenant_of(catalog.namespace_of(catalog.block_of[fragment]).identity.domain)
+            of_tenant[tenant] = of_tenant.get(tenant, 0) + num_bytes
+        return of_tenant
 
     def _without(
         self, namespace_ids: frozenset[int], batch: _Batch, outcomes: Sequence[CopyOutcome]

@@ -66,7 +66,7 @@ def test_a_clock_that_was_put_back_gives_nothing(tmp_path: Path) -> None:
         b"{",
         b"[]",
         b"{}",
-        b'{"at": 1, "as_of": 0, "left_bytes": "x", "hours": {}}',
+        b'{"at": 1, "as_of": 0, "bucket": {"a": "x"}, "hours": {}}',
         b'{"at": 1, "as_of": 1e999, "left_bytes": 1, "hours": {"0": 1e999}}',
         b"\xff" * 100,
     ],
