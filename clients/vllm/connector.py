@@ -23,7 +23,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
@@ -37,6 +36,14 @@ from ..errors import KvtierError
 from ..options import Timeout
 from .counters import Counters
 from .describe import cuda_pages, describe_groups
+from .engine import (
+    SOURCES,
+    BlockTables,
+    LoadingBlocks,
+    TransferResults,
+    why_not_grouped,
+    why_not_named,
+)
 from .groups import groups_of, why_not, why_not_shared
 from .metrics import KvtierPromMetrics, KvtierStats
 from .options import Options
@@ -55,13 +62,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
-try:  # 0.32 brought it; an older engine does not ask
-    from vllm.v1.metrics.cache_hit_source import CacheHitSource
-
-    SOURCES: dict[str, Any] = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
-except ImportError:
-    SOURCES = {}
 
 
 @dataclass
@@ -131,8 +131,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             )
             transfer.kv_load_failure_policy = "recompute"
         _, hash_block_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-        self._why_dark = why_not_served(vllm_version, KVConnectorBase_V1, type(self)) or why_not(
-            vllm_config, kv_cache_config, hash_block_tokens
+        self._why_dark = (
+            why_not_served(vllm_version, KVConnectorBase_V1, type(self))
+            or why_not(vllm_config, kv_cache_config, hash_block_tokens)
+            or why_not_named()
+            or why_not_grouped(kv_cache_config)
         )
         self._groups = [] if self._why_dark else groups_of(kv_cache_config, hash_block_tokens)
         self._engine = (transfer.engine_id or uuid.uuid4().hex)[:12]
@@ -144,6 +147,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._announcer: Announcer | None = None  # None: the engine publishes no events
         self._step_began_at = 0.0
         self._kinds: list[tuple[str, int | None]] = []  # of the groups, in events
+        self._tables = BlockTables()
+        self._loading = LoadingBlocks()
+        self._lost_blocks: set[int] = set()
         events = vllm_config.kv_events_config
         self._has_listeners = events is not None and events.enable_kv_cache_events
         if self._why_dark:
@@ -287,13 +293,13 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             return KvtierMetadata(plan)
         try:
             # Block tables are looked up late: the loads are in the plan before anything can fail.
-            self._scheduler.plan(
-                plan,
-                scheduler_output.num_scheduled_tokens,
-                lambda request_id: scheduler_output.kv_connector_block_state.get_block_ids(request_id),
-            )
+            tables = partial(self._tables.table, scheduler_output)
+            self._scheduler.plan(plan, scheduler_output.num_scheduled_tokens, tables)
+            self._tables.take_in(scheduler_output)
         except Exception:
+            self._tables.forget()
             self.guard.defect("build_connector_meta")
+        self._loading.begin(plan.loads)
         return KvtierMetadata(plan)
 
     @harmless(lambda *_, **__: None)
@@ -301,7 +307,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         """Take what the workers have reported in this step."""
         if not self._scheduler:
             return
-        self._scheduler.loaded(connector_output.finished_recving or (), connector_output.failed_recving or ())
+        failed = self._loading.failed(connector_output)
+        self._scheduler.loaded(connector_output.finished_recving or (), failed)
         told = connector_output.kv_connector_worker_meta
         if isinstance(told, KvtierWorkerMetadata):
             self._scheduler.saved(told.acks)
@@ -365,6 +372,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start the step's loads."""
         if self._worker:
+            self._loading.begin(self._plan().loads)
             try:
                 self._worker.start_loads(self._plan())
             except Exception:
@@ -387,13 +395,26 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
                 self.guard.defect("wait_for_save")
                 self._worker.drop_saves(self._plan())
 
-    @harmless(lambda *_: KVConnectorTransferResults())
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+    @harmless(lambda *_: TransferResults())
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Return the requests with loads that have ended, and those that failed."""
         if not self._worker:
-            return KVConnectorTransferResults()
+            return TransferResults()
         finished, failed = self._worker.take_loaded()
-        return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+        return TransferResults(finished_recving=finished, failed_recving=failed)
+
+    @harmless(lambda *_, **__: (None, None))
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Return no sends and the ended loads; asked instead of `get_transfer_results` before 0.30."""
+        results = self.get_transfer_results(finished_req_ids)
+        self._lost_blocks |= self._loading.lost(results.finished_recving, results.failed_recving)
+        return None, results.finished_recving
+
+    @harmless(lambda *_, **__: set())
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks of failed loads that `get_finished` has returned since the last call."""
+        lost, self._lost_blocks = self._lost_blocks, set()
+        return lost
 
     @harmless(lambda *_, **__: None)
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:

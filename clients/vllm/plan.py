@@ -42,10 +42,13 @@ def part_of(
 
 @dataclass(slots=True)
 class Load:
-    """Fill a request's blocks from the appliance. Without parts it only ends, as failed."""
+    """Fill a request's blocks from the appliance. Without parts it only ends, as failed.
+
+    `block_ids` are the first group's: what an engine is told that does not take failed requests."""
 
     request_id: str
     session: str
+    block_ids: list[int] = field(default_factory=list)
     adapter: bytes = b""
     parts: list[Part] = field(default_factory=list)
     is_arriving: bool = False  # some of it is still on its way up from nvme: this load has to wait for it

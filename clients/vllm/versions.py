@@ -4,14 +4,14 @@ The connector API is declared experimental upstream and grows between minor vers
 those listed is compared with what the connector offers when the engine starts: hooks must take what the
 engine passes. If they do it is served, with a line in the log; if not the engine runs without this cache and
 the log says why. A list alone was rejected: vLLM releases every few weeks, and sites update when they like.
-Older versions are not served: their block tables and results have other forms.
+What differs between the versions is in engine.py. Versions older than those listed are not served.
 """
 
 import inspect
 import re
 
 #: Each passes the contract tests (tests/vllm/contract); docs/integrations/vllm.md says what else it ran.
-TESTED = ("0.31", "0.32", "0.33")
+TESTED = ("0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 
 
 def why_not_served(version: str, base: type, connector: type) -> str:

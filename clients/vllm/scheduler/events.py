@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
-from vllm.v1.core.kv_cache_utils import (
-    generate_block_hash_extra_keys,
-    maybe_convert_block_hash,
-    to_event_extra_keys,
-)
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
+from ..engine import event_extra_keys
 from ..groups import Group
 from .announcer import Announced, Announcer, Block, Key, by_place, runs
 from .saving import StoredBlocks
@@ -49,7 +46,7 @@ def blocks_of(stored: StoredBlocks, group: Group, salt: str, announcer: Announce
         extra_keys, next_item = generate_block_hash_extra_keys(request, start, start + size, next_item)
         fields = EventFields(
             array("I", request.all_token_ids[start : start + size]),
-            to_event_extra_keys([extra_keys])[0],
+            event_extra_keys([extra_keys])[0],
             lora.lora_int_id if lora else None,
             lora.lora_name if lora else None,
         )

@@ -134,7 +134,11 @@ class SchedulerSide:
             if not tracked.is_loading:
                 self._let_go(tracked)  # another connector's, or nothing to load
             return
-        load = Load(request.request_id, tracked.turn.session)
+        first, end = tracked.promised_from, tracked.promised_from + num_external_tokens
+        size = self._groups[0].block_tokens
+        load = Load(
+            request.request_id, tracked.turn.session, list(block_ids[0][first // size : -(-end // size)])
+        )
         self._planned.append(load)  # first: whatever happens, this load must be reported as over
         tracked.is_loading = True
         self._loading[request.request_id] = tracked
@@ -146,7 +150,6 @@ class SchedulerSide:
             self._num_arriving += 1
             self._counters.add("hits_early")
         load.adapter = answer.adapter
-        first, end = tracked.promised_from, tracked.promised_from + num_external_tokens
         load.parts = [
             part
             for group, table in zip(self._groups, block_ids, strict=True)
@@ -414,14 +417,9 @@ class SchedulerSide:
         table = tables(request.request_id)
         if table is None:
             return []
+        turn, saving = tracked.turn, tracked.saving
         return self._saver.plan(
-            tracked.saving,
-            request.block_hashes,
-            num_tokens,
-            table,
-            tracked.turn.session,
-            tracked.adapter,
-            request,
+            saving, request.block_hashes, num_tokens, table, turn.session, tracked.adapter, request
         )
 
     def _num_saveable(self, tracked: Tracked, num_tokens: int) -> int:

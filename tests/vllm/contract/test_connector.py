@@ -26,7 +26,7 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     maybe_convert_block_hash,
 )
-from vllm.v1.core.sched.output import KVConnectorBlockState
+from vllm.v1.core.sched import output as scheduler_output
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
@@ -34,6 +34,7 @@ from vllm.v1.request import Request
 from kvtier.clients import Geometry, NamespaceIdentity, Tier
 from kvtier.clients.errors import InvalidRequest
 from kvtier.clients.vllm import connector as module
+from kvtier.clients.vllm import engine
 from kvtier.clients.vllm.connector import (
     KvtierConnector,
     KvtierHandshake,
@@ -53,7 +54,6 @@ NOT_OURS = {
     # bookkeeping
     "clear_connector_metadata", "has_connector_metadata", "role",
     "bind_kv_cache_manager",  # ends in bind_gpu_block_pool
-    "get_finished", "get_block_ids_with_load_errors",  # get_transfer_results says it by request
     # all cacheable groups; no recurrent state
     "get_loaded_kv_cache_group_ids", "supports_divergent_local_hybrid_hits",
     # any memory, any layout
@@ -65,9 +65,19 @@ NOT_OURS = {
 }  # fmt: skip
 
 
-VERSION = minor_of(vllm_version)
-if VERSION == (0, 31):
+VERSION = minor_of(vllm_version) or (0, 0)
+NEWER: set[str] = set()  # ours, and asked for by newer versions only
+if VERSION < (0, 32):
     NOT_OURS.discard("get_loaded_kv_cache_group_ids")
+    NEWER.add("get_external_cache_hit_sources")
+if VERSION < (0, 31):
+    NOT_OURS.discard("get_mem_pool_context")
+if VERSION < (0, 30):
+    NOT_OURS -= {"bind_kv_cache_manager", "reset_capture_state", "finish_forward"}
+    NOT_OURS -= {"register_finished_partial_tail", "has_pending_block_frees"}
+    NEWER.add("get_transfer_results")
+if VERSION < (0, 29):
+    NOT_OURS |= {"prefer_cross_layer_blocks", "register_cross_layers_kv_cache"}  # a tensor per layer
 if VERSION == (0, 33):  # on a GPU, sleep mode makes a model a miss: nothing is registered
     NOT_OURS |= {"supports_sleep_mode", "unregister_kv_caches", "restore_kv_caches"}
 
@@ -163,8 +173,7 @@ def test_every_hook_of_this_version_is_known() -> None:
     hooks = {name for name in vars(KVConnectorBase_V1) if not name.startswith("_")}
     ours = {name for name in vars(KvtierConnector) if not name.startswith("_")}
     assert hooks - ours == NOT_OURS
-    new = {"get_external_cache_hit_sources"} if VERSION == (0, 31) else set()
-    assert ours - hooks == {"request_finished_all_groups", *new}
+    assert ours - hooks == {"request_finished_all_groups", *NEWER}
     assert supports_hma(KvtierConnector)
     assert not inspect.isabstract(KvtierConnector)
 
@@ -174,9 +183,9 @@ def test_hooks_take_what_the_engine_passes() -> None:
 
 
 def test_an_older_version_runs_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "vllm_version", "0.30.0")
+    monkeypatch.setattr(module, "vllm_version", "0.27.0")
     connector = make()
-    assert connector._why_dark.startswith("vLLM 0.30.0 is older than")
+    assert connector._why_dark.startswith("vLLM 0.27.0 is older than")
     assert connector.get_num_new_matched_tokens(request(300), 0) == (0, False)
 
 
@@ -258,8 +267,8 @@ def test_a_request_through_the_scheduler_hooks(ready: tuple[Any, LookupAgent, Bl
     blocks = pool.get_new_blocks(2)
     connector.update_state_after_alloc(one, KVCacheBlocks((blocks,)), 2 * BLOCK)
     sources = connector.get_external_cache_hit_sources(one, 2 * BLOCK)
-    if module.SOURCES:  # an engine that asks
-        assert sources == {module.SOURCES["host"]: BLOCK, module.SOURCES["disk"]: BLOCK}
+    if engine.SOURCES:  # an engine that asks
+        assert sources == {engine.SOURCES["host"]: BLOCK, engine.SOURCES["disk"]: BLOCK}
     meta = connector.build_connector_meta(step({}, {}))
     assert isinstance(meta, KvtierMetadata)
     assert [part.block_ids for part in meta.plan.loads[0].parts] == [[block.block_id for block in blocks]]
@@ -279,8 +288,93 @@ def test_a_request_through_the_scheduler_hooks(ready: tuple[Any, LookupAgent, Bl
 
 
 def step(scheduled: dict[str, int], tables: dict[str, Any]) -> Any:
-    state = KVConnectorBlockState(set(scheduled), tables.__getitem__, {})
-    return SimpleNamespace(num_scheduled_tokens=scheduled, kv_connector_block_state=state)
+    """A step of the scheduler; `tables` are those of requests that run for the first time."""
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    new = [SimpleNamespace(req_id=name, block_ids=table) for name, table in tables.items()]
+    made = SimpleNamespace(
+        num_scheduled_tokens=scheduled,
+        scheduled_new_reqs=new,
+        scheduled_cached_reqs=cached,
+        finished_req_ids=set(),
+    )
+    if engine.STEPS_HAVE_TABLES:
+        made.kv_connector_block_state = scheduler_output.KVConnectorBlockState(
+            set(scheduled), tables.__getitem__, {}
+        )
+    return made
+
+
+def test_tables_are_followed_through_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for an engine that does not hand them over; a request that was preempted begins anew."""
+    monkeypatch.setattr(engine, "STEPS_HAVE_TABLES", False)
+    tables = engine.BlockTables()
+    given = [1, 2]
+    first = step({"r": 256, "s": 5}, {"r": (given, [7]), "s": ([3], [4])})
+    assert tables.table(first, "r") == ([1, 2], [7])
+    second = step({"r": 1}, {})
+    second.scheduled_cached_reqs.req_ids = ["r", "s"]
+    second.scheduled_cached_reqs.new_block_ids = [([5], [6]), None]
+    tables.take_in(second)
+    tables.take_in(second)  # the same step, once
+    assert (tables.table(second, "r"), given) == (([1, 2, 5], [7, 6]), [1, 2])
+    third = step({"r": 1}, {})
+    third.finished_req_ids = {"s"}
+    third.scheduled_cached_reqs.req_ids, third.scheduled_cached_reqs.new_block_ids = ["r"], [([9], [8])]
+    third.scheduled_cached_reqs.resumed_req_ids = {"r"}
+    assert tables.table(third, "r") == ([9], [8])
+    with pytest.raises(KeyError):
+        tables.table(third, "s")
+    tables.forget()
+    with pytest.raises(KeyError):  # rather than a table that lacks what a missed step added
+        tables.table(step({"r": 1}, {}), "r")
+
+
+def test_an_engine_that_wants_blocks_is_told_the_blocks_of_failed_loads(
+    ready: tuple[Any, LookupAgent, BlockPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "TAKES_FAILED_LOADS", False)
+    connector, agent, pool = ready
+    one = request(3 * BLOCK)
+    connector.get_num_new_matched_tokens(one, 0)
+    agent.asked[0].answer = LookupAnswer(2 * BLOCK, (2,), (Tier.DRAM, Tier.DRAM))
+    assert connector.get_num_new_matched_tokens(one, 0) == (2 * BLOCK, True)
+    blocks = pool.get_new_blocks(3)
+    connector.update_state_after_alloc(one, KVCacheBlocks((blocks,)), 2 * BLOCK)
+    meta = connector.build_connector_meta(step({}, {}))
+    lost = {block.block_id for block in blocks[:2]}
+
+    worker = make(WORKER)
+    worker._worker = SimpleNamespace(start_loads=lambda plan: None, take_loaded=lambda: ({"r"}, {"r"}))
+    worker.bind_connector_metadata(meta)
+    worker.start_load_kv(None)
+    assert worker.get_finished(set()) == (None, {"r"})
+    assert worker.get_block_ids_with_load_errors() == lost
+    assert worker.get_block_ids_with_load_errors() == set()
+
+    connector.update_connector_output(KVConnectorOutput(invalid_block_ids=lost))  # one of two ranks
+    assert connector.counters.take()["hits"] == 1
+    connector.update_connector_output(KVConnectorOutput(finished_recving={"r"}))
+    assert connector.counters.take()["misses_load_failed"] == 1
+    assert connector.get_num_new_matched_tokens(one, 0) == (0, False)
+
+
+def test_names_that_other_processes_cannot_know_are_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "NAMES_ARE_STABLE", False)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert "PYTHONHASHSEED=0" in make()._why_dark
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert make()._why_dark == ""
+
+
+def test_several_groups_are_a_miss_where_a_failed_load_would_end_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.float32)
+    assert make(kv_caches=caches(spec, spec))._why_dark == "" or not engine.TAKES_FAILED_LOADS
+    monkeypatch.setattr(engine, "TAKES_FAILED_LOADS", False)
+    connector = make(kv_caches=caches(spec, spec))
+    assert "2 KV cache groups" in connector._why_dark
+    assert connector.get_num_new_matched_tokens(request(300), 0) == (0, False)
 
 
 def test_the_engines_own_blocks_are_seen(ready: tuple[Any, LookupAgent, BlockPool]) -> None:
@@ -303,7 +397,7 @@ def test_two_ranks_end_a_load_and_a_save_together() -> None:
             req_id_to_index={},
             kv_connector_output=KVConnectorOutput(
                 finished_recving=finished,
-                failed_recving=failed,
+                **({"failed_recving": failed} if engine.TAKES_FAILED_LOADS else {}),
                 kv_connector_worker_meta=told,
                 kv_connector_stats=KvtierStats(data=stats) if stats else None,
             ),
@@ -319,7 +413,8 @@ def test_two_ranks_end_a_load_and_a_save_together() -> None:
         [output(set(), set(), None, {}), output({"a"}, set(), Acks({1: Ack(1, 2)}), {})]
     )
     assert second.kv_connector_output.finished_recving == {"a"}
-    assert second.kv_connector_output.failed_recving == {"a"}
+    if engine.TAKES_FAILED_LOADS:
+        assert second.kv_connector_output.failed_recving == {"a"}
 
 
 # ----------------------------------------------------------------------------------- what it gives
@@ -395,7 +490,7 @@ def test_stored_blocks_are_told_as_kv_events(ready: tuple[Any, LookupAgent, Bloc
     assert event.block_hashes == [maybe_convert_block_hash(name) for name in one.block_hashes]
     assert event.token_ids == list(range(2 * BLOCK))
     assert (event.block_size, event.medium, event.locality) == (BLOCK, "CPU", "LOCAL")
-    assert event.ownership is None, "routers drop events of an owner that they do not know"
+    assert getattr(event, "ownership", None) is None, "routers drop events of an owner that they do not know"
     assert event.extra_keys == [("tenant",), None]
     assert (event.group_idx, event.kv_cache_spec_kind) == (0, "full_attention")
     assert event.parent_block_hash is None

@@ -4,6 +4,9 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+
+pytest.importorskip("vllm.v1.kv_cache_layout", reason="before 0.29 each backend has a layout of its own")
+
 from vllm.config import ModelConfig
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.kv_cache_interface import (

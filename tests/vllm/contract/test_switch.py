@@ -22,6 +22,8 @@ STARTS = {
 ENDS = {
     "update_connector_output",
     "get_transfer_results",
+    "get_finished",
+    "get_block_ids_with_load_errors",
     "build_connector_worker_meta",
     "has_pending_push_work",
     "take_events",

@@ -74,7 +74,7 @@ class NewerBase:
     def wake_up(self) -> None: ...
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.32.7+cpu", "0.33.1.dev3+g123"])
+@pytest.mark.parametrize("version", ["0.28.0", "0.31.2", "0.32.7+cpu", "0.33.1.dev3+g123"])
 def test_tested_versions_are_served(version: str) -> None:
     assert is_tested(version)
     assert why_not_served(version, NewerBase, Fitting) == ""
@@ -88,10 +88,10 @@ def test_a_newer_version_is_served_if_its_interface_fits(version: str) -> None:
     assert why_not_served(version, NewerBase, Fitting) == words
 
 
-@pytest.mark.parametrize("version", ["0.30.2", "0.3.3", "dev"])
+@pytest.mark.parametrize("version", ["0.27.2", "0.3.3", "dev"])
 def test_an_older_version_is_not_served(version: str) -> None:
     assert why_not_served(version, Base, Fitting) == (
-        f"vLLM {version} is older than 0.31, the oldest that this kvtier knows"
+        f"vLLM {version} is older than 0.28, the oldest that this kvtier knows"
     )
 
 
