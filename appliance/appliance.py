@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -241,6 +241,10 @@ class Appliance:
             self.step(AcquireAbandoned(replies.call))
 
     # ------------------------------------------------------------------------ instructions out
+
+    def carry_out_by(self, executors: Mapping[type, Callable[[Any], None]]) -> None:
+        """Let another part carry out the instructions of these types."""
+        self._execute.update(executors)
 
     def execute(self, instructions: Iterable[Instruction]) -> None:
         """Carry out instructions in order."""

@@ -121,6 +121,7 @@ Directory = Annotated[
     WithJsonSchema({"type": "string"}),
 ]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
+Share = Annotated[Literal["off", "worth", "eager"], BeforeValidator(_switch)]
 Addresses = Annotated[
     list[str],
     BeforeValidator(_addresses),

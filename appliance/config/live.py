@@ -23,6 +23,8 @@ LIVE = (
     "policy.prefetch",
     "policy.options",
     "compression",
+    "object.share",
+    "object.daily_exports",
     "leases",
     "limits.max_clients",
     "limits.staging_per_client",

@@ -35,6 +35,7 @@ from .fields import (
     refuse,
     require_multiple,
 )
+from .object_store import ObjectSettings
 from .observe import Observe, check_readers
 from .policy import Policy
 from .tenants import Access, QuotaSettings, Tenants, check_access, quotas_of
@@ -95,6 +96,8 @@ class Settings(Section):
     """Codecs of fragments in nvme and in streams."""
     encryption: EncryptionSettings = EncryptionSettings()
     """Encryption of nvme."""
+    object: ObjectSettings = ObjectSettings()
+    """Store of blocks that hosts share."""
     leases: LeaseSettings = LeaseSettings()
     """Lifetime of leases."""
     limits: LimitSettings = LimitSettings()
@@ -114,6 +117,13 @@ class Settings(Section):
     def _check_access(self) -> Self:
         check_access(self.access, self.tenants, any(socket_path(address) is None for address in self.listen))
         check_readers(self.observe, self.access, self.tenants)
+        return self
+
+    @model_validator(mode="after")
+    def _check_object(self) -> Self:
+        if self.object.url and self.encryption.master_key is not None:
+            words = "what is stored there is not encrypted; remove encryption.master_key, or this"
+            refuse("object.url", words)
         return self
 
     @model_validator(mode="after")
@@ -185,4 +195,6 @@ class Settings(Section):
             quotas=quotas_of(self.tenants, self.tiers.ladder),
             write="idle" if nvme is None else nvme.write,
             daily_write_bytes=None if nvme is None else nvme.daily_limit_bytes,
+            share=self.object.share,
+            daily_export_bytes=self.object.daily_exports_bytes,
         )

@@ -79,8 +79,8 @@ class PlannerOptions:
     #: How long a block that was brought up for an arrival or on request is expected to be used.
     prefetch_window_s: float = 60.0
 
-    #: Which blocks are exported to the source, and how many bytes a day; None: any number.
-    share: ShareMode = "off"
+    #: Which blocks are exported to the source, if there is one, and how many bytes a day; None: any number.
+    share: ShareMode = "worth"
     daily_export_bytes: int | None = None
     #: Bytes of exports in flight, which hold their blocks in memory, and their share of the put tier.
     max_export_bytes: int = 128 << 20

@@ -51,6 +51,7 @@ from .reload import Reload
 from .wiring import (
     build_appliance,
     build_codec_selection,
+    build_object_edge,
     build_planner,
     build_rotation,
     build_scrubber,
@@ -100,6 +101,7 @@ class Daemon:
         self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly)
         self.codec_selection = build_codec_selection(settings, self.appliance, self.planner, assembly)
         self.scrubber = build_scrubber(self.appliance, self.planner, assembly)
+        self.source = build_object_edge(settings, self.appliance, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
         self._drained: DrainResult | None = None
@@ -219,6 +221,8 @@ class Daemon:
         if daemon.codec_selection is not None:
             daemon._selecting_codecs = asyncio.create_task(daemon.codec_selection.run())
         daemon.scrubber.start()
+        if daemon.source is not None:
+            daemon.source.start()
         daemon._watch_files()
         daemon._sweep()
         daemon.learned.begin()
@@ -318,6 +322,8 @@ class Daemon:
         if self.direct is not None:
             await self.direct.close()  # before its leases end: a device may be reading
         await self.scrubber.stop()
+        if self.source is not None:
+            await self.source.stop()
         for client in self.clients:
             self.clients.close(client.id, "daemon stops")
         await self.learned.close()  # while the directory is still ours
@@ -334,6 +340,8 @@ class Daemon:
         counters["policies_refused"] = self.reload.status.num_refused
         if self.direct is not None:
             counters += self.direct.counters
+        if self.source is not None:
+            counters.update({f"object_{name}": count for name, count in self.source.counters.items()})
         hot = self.assembly.hot
         for name, number in (hot.cold.counters if hot is not None and hot.cold is not None else {}).items():
             counters[f"nvme_to_hbm_{name}"] += number

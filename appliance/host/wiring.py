@@ -6,12 +6,14 @@ import secrets
 from functools import partial
 from pathlib import Path
 
+from ...sources.objects.store import ObjectStore
 from ...tiers.cold.engine import ColdStore
 from ...tiers.memory.engine import ExtentEngine
 from ...v1.addresses import socket_path
 from ..appliance import Appliance
 from ..compression.codec_choice import CodecSelection
 from ..config import Settings, bandwidth_shares_of
+from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
 from ..core.planner import Planner
 from ..errors import StartError
 from ..event_log import EventLog
@@ -19,6 +21,7 @@ from ..scrubber import Scrubber
 from ..security.key_rotation import KeyRotation
 from ..server.local_server import LocalOptions
 from ..transfer.fair_queue import BandwidthShares
+from ..transfer.object_edge import LIMITS, ObjectEdge
 from .assembly import MAX_COPIES_PER_EDGE, Assembly
 
 log = logging.getLogger(__name__)
@@ -78,6 +81,18 @@ def build_codec_selection(
         appliance.mover.statistics,
         min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),
     )
+
+
+def build_object_edge(settings: Settings, appliance: Appliance, assembly: Assembly) -> ObjectEdge | None:
+    """Return what fetches from and exports to the object store; None where none is set."""
+    url = settings.object.url
+    if not url:
+        return None
+    memories = {tier: one for tier, one in assembly.engines.items() if isinstance(one, ExtentEngine)}
+    open_store = partial(ObjectStore, url, limits=LIMITS)
+    edge = ObjectEdge(url, open_store, memories, appliance.step, clock=appliance.clock)
+    appliance.carry_out_by(dict.fromkeys((SearchBundles, FetchBundle, ExportBundle), edge.execute))
+    return edge
 
 
 def cold_path(settings: Settings) -> Path | None:

@@ -129,6 +129,22 @@ class ObjectStore:
             raise
         return True
 
+    def stream(self, key: str, start: int, end: int) -> Iterator[memoryview]:
+        """Yield bytes `start` to `end` of an object in chunks, as they arrive; one request.
+        Yields fewer when the object ends before that, and none when there is no object."""
+        from obstore import get
+
+        try:
+            with explained():
+                result = get(self._store, key, options={"range": (start, end)})
+                for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                    yield memoryview(chunk)
+        except FileNotFoundError:
+            return
+        except StoreError as error:
+            if not _is_beyond_end(error):
+                raise
+
     def size(self, key: str) -> int | None:
         """Return the length of an object in bytes; None when there is none."""
         from obstore import head
@@ -218,8 +234,8 @@ def _is_beyond_end(error: StoreError) -> bool:
     )
 
 
-def _open(address: str, endpoint: str, limits: StoreLimits) -> Any:
-    """Return obstore's store for an address. Raises StoreError."""
+def check_address(address: str) -> None:
+    """Raise StoreError unless `address` is one of a store, without credentials."""
     parts = urlsplit(address)
     if parts.scheme not in _SCHEMES or (parts.scheme not in ("file", "memory") and not parts.netloc):
         raise StoreError(StoreProblem.UNSUPPORTED, f"{address!r} is no address of a store: {_FORMS}")
@@ -227,6 +243,12 @@ def _open(address: str, endpoint: str, limits: StoreLimits) -> Any:
         raise StoreError(
             StoreProblem.UNSUPPORTED, "an address holds no credentials and no options; " + _FORMS
         )
+
+
+def _open(address: str, endpoint: str, limits: StoreLimits) -> Any:
+    """Return obstore's store for an address. Raises StoreError."""
+    check_address(address)
+    parts = urlsplit(address)
     try:
         from obstore.store import LocalStore, from_url
     except ImportError as error:

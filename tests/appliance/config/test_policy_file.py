@@ -27,7 +27,7 @@ from kvtier.appliance.host.policy_watch import FileWatch, signature_of
 
 from ...docs.settings_page import reference_table, setting_keys
 
-MAX_SETTINGS = 58  # of them three of further memories, which can be any number
+MAX_SETTINGS = 61  # of them three of further memories, which can be any number, and three of a shared store
 
 
 def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:

@@ -1,0 +1,213 @@
+"""Bundles between memory and an object store. Blocking: for the threads of object_edge.py.
+
+    search    HEAD of bundle 1, 2, 4, 8 … of a chain, in each epoch that is read
+    fetch     one request for the head, one for all payloads; each fragment is verified where it is to stay
+    export    HEAD; a copy inside the store when an older epoch has it; else one PUT that creates
+
+Whatever is wrong with an object, it is a miss, with a cause. What was found in which epoch is remembered, so
+that the fetch after a search asks once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from ...sources.objects.bundle import StoredFragment, write_bundle
+from ...sources.objects.finding import gallop
+from ...sources.objects.keys import BundleKey, Epochs, bundle_key
+from ...sources.objects.layout import BundleChain, BundleError, BundleHead, head_bytes, unpack_head
+from ...sources.objects.store import ObjectStore
+from ...tiers.base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, Engine, MemoryEngine
+from ...tiers.block import NamespaceIdentity, Tier, tenant_of
+from ...tiers.payload import checksum, copy
+from ..core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchBundles
+
+MAX_EPOCHS_REMEMBERED: Final = 65_536
+
+
+class Stop(Exception):
+    """Time is over, or the daemon ends: nothing more is read."""
+
+
+class ChainFound(NamedTuple):
+    """How a search ended; see SourceSearched."""
+
+    num_found: int
+    num_possible: int
+
+
+class BundleTransfer:
+    """Carries out searches, fetches and exports. Thread-safe.
+
+    `engines`: of the memory tiers. `check` is called between chunks with the deadline of a fetch, and raises
+    Stop. `now_s`: seconds since 1970. Methods raise StoreError when the store failed.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        engines: Mapping[Tier, Engine],
+        epochs: Epochs,
+        now_s: Callable[[], float],
+        check: Callable[[float], None],
+    ) -> None:
+        self._store = store
+        self._engines = engines
+        self._epochs = epochs
+        self._now_s = now_s
+        self._check = check
+        self._epoch_of: dict[tuple[bytes, bytes], str] = {}  # bundles that were found
+
+    def search(self, search: SearchBundles) -> ChainFound:
+        """Return how far a chain goes on in the store."""
+        probes = gallop(len(search.names))
+        index = next(probes)
+        try:
+            while True:
+                index = probes.send(self._where(search.identity, search.names[index]) is not None)
+        except StopIteration as end:
+            return ChainFound(end.value.num_found, end.value.num_possible)
+
+    def _where(self, identity: NamespaceIdentity, name: bytes) -> BundleKey | None:
+        """Return the key of a bundle, in the newest epoch that has it; None when none has."""
+        for key in self._keys(identity, name):
+            if self._store.size(str(key)) is not None:
+                if len(self._epoch_of) >= MAX_EPOCHS_REMEMBERED:
+                    self._epoch_of.clear()
+                self._epoch_of[identity.digest, name] = key.epoch
+                return key
+        return None
+
+    def _keys(self, identity: NamespaceIdentity, name: bytes) -> list[BundleKey]:
+        """Return the keys that a bundle may have, the likeliest first."""
+        epochs = self._epochs.alive(self._now_s())
+        known = self._epoch_of.get((identity.digest, name))
+        if known in epochs:
+            epochs.sort(key=lambda epoch: epoch != known)
+        tenant = tenant_of(identity.domain)
+        return [bundle_key(epoch, tenant, identity.digest, name) for epoch in epochs]
+
+    # --------------------------------------------------------------------------------------- fetch
+
+    def fetch(self, fetch: FetchBundle, landed: Callable[[int, list[CopyOutcome]], None]) -> int:
+        """Bring a bundle's blocks; `landed` is called with each batch as it ends, (copy, outcomes).
+
+        Returns the bytes received. Batches that were not reported when this raises have not arrived, and
+        nothing writes into their places any more.
+        """
+        chain = _chain(fetch.bundle)
+        num_groups = fetch.bundle.identity.geometry.num_groups
+        length = head_bytes(len(chain.names), num_groups, is_encrypted=False)
+        for key in self._keys(fetch.bundle.identity, chain.names[-1]):
+            self._check(fetch.deadline_at)
+            received = b"".join(bytes(chunk) for chunk in self._store.stream(str(key), 0, length))
+            if received:
+                head = unpack_head(received)
+                head.require(chain, fetch.bundle.identity.geometry)
+                return len(received) + self._read_payloads(str(key), head, fetch, landed)
+        raise CopyError(Cause.SOURCE_GONE, "no epoch has it")
+
+    def _read_payloads(
+        self,
+        key: str,
+        head: BundleHead,
+        fetch: FetchBundle,
+        landed: Callable[[int, list[CopyOutcome]], None],
+    ) -> int:
+        first, last = fetch.batches[0][1][0], fetch.batches[-1][1][-1]
+        start = head.span(first.label.group, first.source)[0]
+        end = head.span(last.label.group, last.source)[1]
+        reader = _Reader(self._store.stream(key, start, end), start, lambda: self._check(fetch.deadline_at))
+        memory = self._memory(fetch.target)
+        for copy_number, items in fetch.batches:
+            landed(copy_number, [self._read_one(reader, head, item, memory) for item in items])
+        return end - start
+
+    def _read_one(
+        self, reader: "_Reader", head: BundleHead, item: CopyItem, memory: MemoryEngine
+    ) -> CopyOutcome:
+        """Read one fragment into its place. Raises CopyError when the object ends."""
+        label = head.label(item.label.group, item.source)
+        reader.skip_to(head.span(item.label.group, item.source)[0])
+        into = memory.view(item.target, label.raw_length)
+        if head.key or label.codec_id or label.is_spent:  # of a daemon that exports more than this one does
+            return CopyOutcome(Cause.UNREADABLE)
+        reader.fill(into)
+        if checksum(into) != label.checksum:
+            return CopyOutcome(Cause.WRONG_CHECKSUM)
+        return CopyOutcome(None, label.checksum)
+
+    def _memory(self, tier: Tier) -> MemoryEngine:
+        engine = self._engines[tier]
+        assert hasattr(engine, "view"), f"{tier.label} has no memory of this process"
+        return engine  # type: ignore[return-value]
+
+    # -------------------------------------------------------------------------------------- export
+
+    def export(self, export: ExportBundle) -> int:
+        """Store a bundle, unless the store has it. Returns the bytes sent.
+        Raises CopyError when what lies in memory is not what was put."""
+        identity, name = export.bundle.identity, export.bundle.names[-1]
+        present = bundle_key(
+            self._epochs.present(self._now_s()), tenant_of(identity.domain), identity.digest, name
+        )
+        found = self._where(identity, name)
+        if found == present or (found is not None and self._store.copy(str(found), str(present))):
+            return 0
+        fragments = [
+            StoredFragment(self._memory(tier).view(place, label.raw_length), label.raw_length, label.checksum)
+            for tier, place, label in export.fragments
+        ]
+        payload = write_bundle(_chain(export.bundle), identity.geometry.num_groups, fragments)
+        return len(payload) if self._store.create(str(present), payload.data) else 0
+
+
+class _Reader:
+    """Reads on in a stream of chunks, which begins at byte `position` of its object."""
+
+    def __init__(self, chunks: Iterator[memoryview], position: int, check: Callable[[], None]) -> None:
+        self._chunks = chunks
+        self._position = position  # of the next byte that is read
+        self._check = check
+        self._rest = memoryview(b"")
+
+    def skip_to(self, position: int) -> None:
+        """Read until byte `position` is the next one. Raises CopyError when the object ends before it."""
+        assert position >= self._position
+        while self._position < position:
+            self._take(position - self._position)
+
+    def fill(self, into: Buffer) -> None:
+        """Fill `into` with the next bytes. Raises CopyError when the object ends before it is full."""
+        filled = 0
+        while filled < len(into):
+            part = self._take(len(into) - filled)
+            copy(into[filled : filled + len(part)], part)
+            filled += len(part)
+
+    def _take(self, most: int) -> memoryview:
+        """Return the next bytes, at most so many, at least one. Raises CopyError and what `check` raises."""
+        while not self._rest:
+            self._check()
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                raise CopyError(Cause.SHORT_TRANSFER, f"it ends at byte {self._position}")
+            self._rest = chunk
+        part, self._rest = self._rest[:most], self._rest[most:]
+        self._position += len(part)
+        return part
+
+
+def _chain(bundle: BundleBlocks) -> BundleChain:
+    identity = bundle.identity
+    return BundleChain(
+        identity.digest, bundle.parent_hash, bundle.position, tuple(bundle.names), identity.profile_digest
+    )
+
+
+def cause_of(error: Exception) -> Cause:
+    """Return why the batches of a fetch that ended with `error` did not arrive."""
+    if isinstance(error, CopyError):
+        return error.cause
+    if isinstance(error, Stop):
+        return Cause.CANCELLED
+    return Cause.WRONG_IDENTITY if isinstance(error, BundleError) else Cause.IO_ERROR

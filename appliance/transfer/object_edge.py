@@ -1,0 +1,289 @@
+"""ObjectEdge: carries out what the planner asks of an object store, in threads.
+
+The event loop only queues and settles. Searches go first, then fetches, then exports, which take half of the
+threads at most. Every instruction ends as instructions.py says, also when the store hangs: a request is
+bounded by LIMITS, and a fetch looks at its deadline between chunks. Its places are not free until its thread
+is done with them, so they are given back one idle limit later, at most.
+
+A store that fails MAX_FAILURES times in a row is not asked any more (the planner hears SourceChanged), but
+for a look at its bucket, ever more rarely, until that succeeds. The same look comes first at a start, which
+therefore never waits for a store. One that says that it is busy gets half as many requests at a time.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from ...sources.objects.keys import Epochs
+from ...sources.objects.layout import BundleError
+from ...sources.objects.problems import StoreError, StoreProblem
+from ...sources.objects.store import ObjectStore, StoreLimits
+from ...tiers.base import Cause, CopyError, CopyOutcome, Engine
+from ...tiers.block import Tier
+from ..core.events import CopyFinished, Event, ExportFinished, SourceChanged, SourceSearched
+from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
+from .bundles import BundleTransfer, ChainFound, Stop, cause_of
+
+log = logging.getLogger(__name__)
+
+LIMITS: Final = StoreLimits(connect_s=1.0, idle_s=2.0, request_s=15.0, num_retries=1, retry_s=2.0)
+MAX_IN_FLIGHT: Final = 8
+MAX_FAILURES: Final = 3
+RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between looks at a store that failed
+EPOCH_DAYS: Final = 1  # what `kvtier objects` takes for granted, too
+#: What says nothing about the store as a whole.
+OF_ONE_OBJECT: Final = frozenset({StoreProblem.SHORT})
+
+Work: TypeAlias = SearchBundles | FetchBundle | ExportBundle
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """How a source does, for status and metrics."""
+
+    address: str
+    is_open: bool
+    problem: str  # why it is not; empty: it was not tried yet, or all is well
+    num_in_flight: int
+    max_in_flight: int
+    counts: Mapping[str, int]
+
+
+class ObjectEdge:
+    """Executes SearchBundles, FetchBundle and ExportBundle over one store. Owned by the event loop.
+
+    `open_store` blocks; `engines` are those of the memory tiers; `deliver` gets the events, on the loop.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        open_store: Callable[[], ObjectStore],
+        engines: Mapping[Tier, Engine],
+        deliver: Callable[[Event], None],
+        *,
+        clock: Callable[[], float],
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._address = address
+        self._open_store = open_store
+        self._engines = engines
+        self._deliver = deliver
+        self._clock = clock
+        self._now_s = now_s
+        self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 1, thread_name_prefix="kvtier-object")
+        self._transfer: BundleTransfer | None = None
+        self._store: ObjectStore | None = None
+        self._queues: tuple[deque[Work], ...] = (deque(), deque(), deque())
+        self._running: Counter[type] = Counter()
+        self._limit = MAX_IN_FLIGHT
+        self._is_open = self._is_stopping = False
+        self._problem = ""
+        self._num_failures = 0
+        self._retry_s = RETRY_S
+        self._timer: asyncio.TimerHandle | None = None
+        self.counters: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Look whether the store is there; the planner hears of it when it is."""
+        if not self._is_stopping:
+            self._submit(self._look, self._looked)
+
+    def execute(self, work: Work) -> None:
+        """Queue an instruction, or end it at once while the store is not asked."""
+        if self._is_stopping:
+            return
+        if not self._is_open:
+            self._fail(work, Cause.SOURCE_GONE)
+            return
+        self._queues[_rank(work)].append(work)
+        self._fill()
+
+    def status(self) -> SourceStatus:
+        """Return how the source does."""
+        running = sum(self._running.values())
+        return SourceStatus(
+            self._address, self._is_open, self._problem, running, self._limit, dict(self.counters)
+        )
+
+    async def stop(self) -> None:
+        """Wait for the threads, which read nothing more; what is queued does not begin. Idempotent."""
+        self._is_stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+    # ------------------------------------------------------------------------------------ one look
+
+    def _look(self) -> BundleTransfer:
+        """Blocks: open the store, unless it is, and list its bucket. Raises StoreError."""
+        if self._store is None:
+            self._store = self._open_store()
+        self._store.check_bucket()
+        return BundleTransfer(self._store, self._engines, Epochs(EPOCH_DAYS), self._now_s, self._check)
+
+    def _looked(self, future: "Future[Any]") -> None:
+        failure = future.exception()
+        if failure is None:
+            log.info("object store %s: in use", self._address)
+            self._transfer, self._is_open, self._problem = future.result(), True, ""
+            self._num_failures, self._retry_s = 0, RETRY_S
+            self._deliver(SourceChanged(True))
+            return
+        if not isinstance(failure, StoreError):
+            raise failure
+        if self._problem != str(failure):  # said once, not with every look
+            self._problem = str(failure)
+            log.error("object store %s is not used: %s", self._address, self._problem)
+        self._again()
+
+    def _again(self) -> None:
+        if not self._is_stopping:
+            self._timer = self._loop.call_later(self._retry_s, self.start)
+            self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+
+    def _close(self, problem: str) -> None:
+        """Ask the store nothing more until a look succeeds."""
+        self._is_open, self._problem = False, problem
+        self.counters["outages"] += 1
+        log.error("object store %s is not used for now: %s", self._address, problem)
+        self._deliver(SourceChanged(False))
+        for queue in self._queues:
+            while queue:
+                self._fail(queue.popleft(), Cause.SOURCE_GONE)
+        self._again()
+
+    # ------------------------------------------------------------------------------------- threads
+
+    def _check(self, deadline_at: float) -> None:
+        if self._is_stopping or self._clock() >= deadline_at:
+            raise Stop
+
+    def _fill(self) -> None:
+        """Start queued work while there may be more in flight."""
+        while self._is_open and sum(self._running.values()) < self._limit:
+            queue = next((queue for queue in self._queues if queue), None)
+            if queue is None:
+                return
+            kind = type(queue[0])
+            if kind is ExportBundle and self._running[kind] >= max(1, self._limit // 2):
+                return
+            work = queue.popleft()
+            self._running[kind] += 1
+            self._submit(partial(self._run, work), partial(self._ran, work))
+
+    def _submit(self, task: Callable[[], Any], then: Callable[["Future[Any]"], None]) -> None:
+        def on_loop(future: "Future[Any]") -> None:
+            if not self._is_stopping:
+                then(future)
+
+        self._pool.submit(task).add_done_callback(
+            lambda future: (
+                None
+                if future.cancelled() or self._is_stopping
+                else self._loop.call_soon_threadsafe(on_loop, future)
+            )
+        )
+
+    def _run(self, work: Work) -> "ChainFound | int | _Fetched":
+        """In a thread: carry out an instruction. Raises StoreError, CopyError and BundleError."""
+        transfer = self._transfer
+        assert transfer is not None
+        if isinstance(work, SearchBundles):
+            return transfer.search(work)
+        if isinstance(work, ExportBundle):
+            return transfer.export(work)
+        return _fetch(transfer, work, self._land)
+
+    def _land(self, copy: int, outcomes: list[CopyOutcome]) -> None:
+        """In a thread: a batch landed; tell the planner of it."""
+        if not self._is_stopping:
+            self._loop.call_soon_threadsafe(self._deliver, CopyFinished(copy, outcomes))
+
+    def _ran(self, work: Work, future: "Future[Any]") -> None:
+        """On the loop: settle an instruction, and take in what its end says about the store."""
+        self._running[type(work)] -= 1
+        failure = future.exception()
+        result = None if failure is not None else future.result()
+        if isinstance(result, _Fetched):
+            failure = result.failure
+        if failure is not None and not isinstance(failure, StoreError | CopyError | BundleError | Stop):
+            raise failure
+        self._settle(work, result, failure)
+        if isinstance(failure, StoreError) and failure.problem not in OF_ONE_OBJECT:
+            self.counters[f"failed_{failure.problem.name.lower()}"] += 1
+            self._num_failures += 1
+            if failure.problem is StoreProblem.BUSY:
+                self._limit = max(1, self._limit // 2)
+            elif self._is_open and self._num_failures >= MAX_FAILURES:
+                self._close(str(failure))
+        else:
+            self._num_failures = 0
+            self._limit = min(MAX_IN_FLIGHT, self._limit + 1)
+        self._fill()
+
+    def _settle(self, work: Work, result: Any, failure: Exception | None) -> None:
+        """Tell the planner how an instruction ended, and count it."""
+        if isinstance(result, _Fetched):
+            assert isinstance(work, FetchBundle)
+            self.counters["bytes_received"] += result.num_bytes
+            if failure is not None:
+                self.counters[f"fetches_{cause_of(failure).value}"] += 1
+                self._fail_batches(work, result.open_copies, cause_of(failure))
+        elif failure is not None:
+            self._fail(work, cause_of(failure))
+        elif isinstance(work, SearchBundles):
+            self._deliver(SourceSearched(work.search, *result))
+        elif isinstance(work, ExportBundle):
+            self.counters["bytes_sent"] += result
+            self._deliver(ExportFinished(work.export, True, result))
+
+    def _fail(self, work: Work, cause: Cause) -> None:
+        """End an instruction that was not carried out."""
+        if isinstance(work, SearchBundles):
+            self._deliver(SourceSearched(work.search, 0, -1))
+        elif isinstance(work, ExportBundle):
+            self._deliver(ExportFinished(work.export, False))
+        else:
+            self._fail_batches(work, {copy for copy, _ in work.batches}, cause)
+
+    def _fail_batches(self, fetch: FetchBundle, copies: set[int], cause: Cause) -> None:
+        for copy, items in fetch.batches:
+            if copy in copies:
+                self._deliver(CopyFinished(copy, [CopyOutcome(cause)] * len(items)))
+
+
+@dataclass(slots=True)
+class _Fetched:
+    """How a fetch ended, and which of its batches have no outcome yet."""
+
+    open_copies: set[int]
+    num_bytes: int = 0
+    failure: Exception | None = None
+
+
+def _fetch(
+    transfer: BundleTransfer, work: FetchBundle, land: Callable[[int, list[CopyOutcome]], None]
+) -> _Fetched:
+    fetched = _Fetched({copy for copy, _ in work.batches})
+
+    def landed(copy: int, outcomes: list[CopyOutcome]) -> None:
+        fetched.open_copies.discard(copy)
+        land(copy, outcomes)
+
+    try:
+        fetched.num_bytes = transfer.fetch(work, landed)
+    except (StoreError, CopyError, BundleError, Stop) as failure:
+        fetched.failure = failure
+    return fetched
+
+
+def _rank(work: Work) -> int:
+    return (SearchBundles, FetchBundle, ExportBundle).index(type(work))
