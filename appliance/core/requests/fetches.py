@@ -95,7 +95,10 @@ class Fetches:
         if self._writes.is_closed or namespace.id in self.erased:
             return False
         names = event.prefix_hashes[:num_blocks]
-        num_here = len(self.prefix(namespace, names))
+        here = self.prefix(namespace, names)
+        num_here = len(here)
+        if here and self._core.catalog.position[here[0]]:
+            return False  # it does not begin where its chain does: its bundles cannot be named
         size = self._index.num_blocks(namespace)
         first = num_here // size * size
         bundles = [names[start + size - 1] for start in range(first, len(names) - size + 1, size)]

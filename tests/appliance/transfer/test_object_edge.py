@@ -190,7 +190,7 @@ def test_a_fetch_ends_at_its_deadline_and_writes_no_more(tmp_path: Path) -> None
         def late() -> None:
             host.now = 2.0
 
-        host.store.before_chunk = late  # type: ignore[method-assign]
+        host.store.before_chunk = late
         host.edge.execute(host.fetch(deadline_at=1.0))
         await host.last(CopyFinished, 2)
         assert host.causes() == {10: {Cause.CANCELLED}, 11: {Cause.CANCELLED}}
