@@ -30,6 +30,7 @@ BODY_OFFSET = 8
 _BYTES = SLOT_HEADER.itemsize
 _WORDS = _BYTES // 8
 _CHECKS, _CHECK = _BYTES // 4, 10  # u4 words of a header; which of them is `check`
+_CHECK_IN_BODY, _NO_CHECK = 4 * _CHECK - BODY_OFFSET, bytes(4)
 assert BODY_OFFSET + BODY.size == _BYTES
 
 #: Which of a header's words say what is in the slot: namespace and group, raw length, hash, checksum.
@@ -167,13 +168,15 @@ class SlotHeaders:
         is_right = not (generations & np.uint64(1)).any() and np.array_equal(rows[:, _IDENTITY], words)
         return generations if is_right else None
 
-    def is_whole(self, slot: int) -> bool:
-        """Whether the header of a slot is as `fill` wrote it, by its check."""
+    def payload_of(self, slot: int) -> tuple[int, int, bytes] | None:
+        """Return offset, raw length and checksum of what is in a slot.
+        None if the slot is empty, or if its header is not as `fill` wrote it, by its check."""
         start = slot * _BYTES + BODY_OFFSET
         body = bytearray(self._bytes[start : start + BODY.size])
-        at = 4 * _CHECK - BODY_OFFSET
-        body[at : at + 4] = bytes(4)
-        return zlib.crc32(body) == self._checks[slot * _CHECKS + _CHECK]
+        _, _, offset, _, raw_length, check, _, _, digest, _ = BODY.unpack(body)
+        body[_CHECK_IN_BODY : _CHECK_IN_BODY + 4] = _NO_CHECK
+        is_right = not self._words[slot * _WORDS] & 1 and zlib.crc32(body) == check
+        return (offset, raw_length, digest) if is_right else None
 
     def table(self) -> npt.NDArray[np.void]:
         """Return all headers, (num_slots,) of dtype SLOT_HEADER, without copying; for audits."""

@@ -10,7 +10,7 @@ from .extent import SlotExtent
 
 #: What one step is of at most: slots looked at, filled ones, bytes. It holds the interpreter for less than a
 #: millisecond.
-STEP_SLOTS, STEP_FRAGMENTS, STEP_BYTES = 4096, 64, 4 << 20
+STEP_SLOTS, STEP_FRAGMENTS, STEP_BYTES = 4096, 128, 4 << 20
 
 
 class ExtentVerifier:
@@ -68,9 +68,8 @@ class ExtentVerifier:
 
 def _examine(extent: SlotExtent, slot: int) -> tuple[int, Cause | None]:
     """Return the bytes read of a filled slot, and what is wrong with it."""
-    header = extent.headers.table()[slot]
-    offset, length = int(header["offset"]), int(header["raw_length"])
-    stored, is_filled = header["checksum"].tobytes(), int(header["generation"]) % 2 == 0
-    if not is_filled or not extent.headers.is_whole(slot) or offset + length > extent.extent_bytes:
+    found = extent.headers.payload_of(slot)
+    if found is None or found[0] + found[1] > extent.extent_bytes:
         return 0, Cause.WRONG_IDENTITY
+    offset, length, stored = found
     return length, None if checksum(extent.data[offset : offset + length]) == stored else Cause.WRONG_CHECKSUM
