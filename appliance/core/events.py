@@ -145,6 +145,14 @@ class Touched:
 
 
 @dataclass(slots=True)
+class LookedUp:
+    """A lookup found less than it was asked for: find out what the source has of it. Never answered."""
+
+    namespace_id: int
+    prefix_hashes: Sequence[bytes]  # from the start of the chain
+
+
+@dataclass(slots=True)
 class ReserveRequested:
     """First half of a put. Answered with ReserveResult."""
 
@@ -386,6 +394,7 @@ Event: TypeAlias = (
     | ReleaseRequested
     | KeptAlive
     | Touched
+    | LookedUp
     | ReserveRequested
     | CommitRequested
     | AbortRequested

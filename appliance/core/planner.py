@@ -167,6 +167,7 @@ class Planner:
             ev.TenantErased: self.erasing.begin,
             ev.CopyFinished: self._copy_finished,
             ev.SourceChanged: self._source_changed,
+            ev.LookedUp: self.fetches.looked_up,
             ev.SourceSearched: self.fetches.searched,
             ev.ExportFinished: self.exports.finished,
             ev.FragmentsDamaged: self.damage.condemn,

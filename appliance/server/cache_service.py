@@ -170,6 +170,10 @@ class CacheService:
         found = self.planner.lookup(namespace_id, hashes)
         if isinstance(found, Refusal):
             raise from_refusal(found)
+        if found.num_blocks < len(hashes) and self.planner.fetches.is_open:
+            self.appliance.step(
+                events.LookedUp(namespace_id, hashes)
+            )  # for the next one; this one waits for nothing
         return pb.LookupResponse(
             num_blocks=found.num_blocks,
             tiers=self.tiers.pack(found.tiers),
@@ -177,6 +181,8 @@ class CacheService:
             recompute_s=found.recompute_s,
             num_worth_loading=found.num_worth_loading,
             reason=found.reason,
+            num_fetchable=found.num_fetchable,
+            fetch_s=found.fetch_s,
         )
 
     def start_acquire(

@@ -186,6 +186,8 @@ class Operations:
             response.recompute_s,
             min(response.num_worth_loading, num_blocks),
             response.reason,
+            min(response.num_fetchable, len(packed) // HASH_BYTES - num_blocks),
+            response.fetch_s,
         )
 
     def pin(

@@ -103,7 +103,7 @@ class Carrier:
             found = [self._client.lookup(namespace, chain[first:end]) for chain in chains]
             for block, tier in enumerate(found[0].tiers, first):
                 tiers[block] = max(tier, tiers.get(block, tier))
-            return min(one.num_blocks for one in found)
+            return min(one.num_blocks + one.num_fetchable for one in found)
 
         return stored
 

@@ -31,6 +31,10 @@ class Lookup:
     recompute_s: float = 0.0  # estimated prefill time of all of it
     num_worth_loading: int = 0  # blocks, from the start of the chain; computing the rest is quicker
     reason: str = ""  # why that is not all of it
+    num_fetchable: int = (
+        0  # blocks behind these that an object store is known to hold: `acquire` fetches them
+    )
+    fetch_s: float = 0.0  # estimated time until those are readable
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,27 @@ def test_a_host_that_is_gone_with_its_disk_is_read_by_another(tmp_path: Path) ->
     assert written.keys() == {names_of(c)[n].hex() for c in range(NUM_CHAINS) for n in (3, 7, 11)}
 
 
+def test_a_lookup_marks_what_would_be_fetched(tmp_path: Path) -> None:
+    """The first lookup waits for nothing, and begins the search that the next one tells of."""
+    store = tmp_path / "store"
+    store.mkdir()
+    url = f"file://{store}"
+    with host(tmp_path / "first", url, "eager") as first:
+        fill(first)
+        until(lambda: len(bundles(store)) == NUM_CHAINS * STORED_BLOCKS // BUNDLE_BLOCKS)
+        assert first.stop() == 0
+    with host(tmp_path / "second", url, "off") as second:
+        with Client(second.target, timeout=PATIENT) as client:
+            namespace = client.register(IDENTITY)
+            assert client.lookup(namespace, names_of(0)).num_blocks == 0
+            until(lambda: client.lookup(namespace, names_of(0)).num_fetchable == STORED_BLOCKS)
+            found = client.lookup(namespace, names_of(0))
+            assert (found.num_blocks, found.tiers) == (0, ())
+            assert found.fetch_s > 0
+        expect(second, STORED_BLOCKS, range(1))
+        assert second.stop() == 0
+
+
 def test_two_hosts_store_a_bundle_once(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()

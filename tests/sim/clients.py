@@ -202,6 +202,8 @@ class Crowd:
         for prefix_hash in path[: found.num_blocks]:
             if (namespace[1].digest, prefix_hash) not in self.accepted:
                 raise Violation("lookup", "reports a block that nobody ever committed")
+        if self.daemon.planner.fetches.is_open and found.num_blocks < len(path):
+            self.daemon.step(ev.LookedUp(namespace[0], path))
 
     def _keep_alive(self, client: Client) -> None:
         self.daemon.step(ev.KeptAlive(None, client.number, client.leases[-3:], self.world.spread(0.2)))

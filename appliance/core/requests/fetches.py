@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..copying.source_index import SourceIndex
-from ..events import AcquireRequested, ReserveRequested, SourceChanged, SourceSearched
+from ..events import AcquireRequested, LookedUp, ReserveRequested, SourceChanged, SourceSearched
 from ..instructions import BundleBlocks, SearchBundles
 from .fetch_job import FetchJob
 from .leases import ClientEntry
@@ -109,7 +109,8 @@ class Fetches:
         if not wait_s or deadline_at <= self._core.now:
             return False
         if self._index.is_present(namespace.id, bundles[0]) is None and until is None:
-            self._search(event, namespace, bundles, deadline_at)
+            number = self._search(namespace, bundles)
+            self._waiting[event.call] = _ParkedAcquire(event, deadline_at, number)
             return True
         for number, name in enumerate(bundles):
             start = first + number * size
@@ -120,9 +121,21 @@ class Fetches:
                 break
         return False
 
-    def _search(
-        self, event: AcquireRequested, namespace: NamespaceEntry, names: Sequence[bytes], until: float
-    ) -> None:
+    def looked_up(self, event: LookedUp) -> None:
+        """Search for the rest of a chain that was looked up, for the next lookup or acquire of it."""
+        namespace = self._core.catalog.namespaces.get(event.namespace_id)
+        if namespace is None or not self.is_open or self._writes.is_closed or namespace.id in self.erased:
+            return
+        size, names = self._index.num_blocks(namespace), event.prefix_hashes
+        first = len(self.prefix(namespace, names)) // size * size
+        bundles = [names[start + size - 1] for start in range(first, len(names) - size + 1, size)]
+        while bundles and self._index.is_present(namespace.id, bundles[0]):
+            del bundles[0]
+        if bundles and self._index.is_present(namespace.id, bundles[0]) is None:
+            self._search(namespace, bundles)
+
+    def _search(self, namespace: NamespaceEntry, names: Sequence[bytes]) -> int:
+        """Begin a search, unless the same one is under way. Returns its number."""
         key = (namespace.id, names[0])
         number = self._search_of.get(key)
         if number is None:
@@ -131,7 +144,7 @@ class Fetches:
             self._searches[number] = _SearchedChain(namespace.id, names)
             self._core.outbox.emit(SearchBundles(number, namespace.identity, names))
             self._core.story.count("source_searches")
-        self._waiting[event.call] = _ParkedAcquire(event, until, number)
+        return number
 
     def _begin_one(
         self,

@@ -335,6 +335,8 @@ class LookupResponse(_message.Message):
     RECOMPUTE_S_FIELD_NUMBER: _builtins.int
     NUM_WORTH_LOADING_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    NUM_FETCHABLE_FIELD_NUMBER: _builtins.int
+    FETCH_S_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """length of the stored prefix"""
     tiers: _builtins.bytes
@@ -347,6 +349,10 @@ class LookupResponse(_message.Message):
     """Beginning of the prefix that is worth loading: computing the rest again is quicker."""
     reason: _builtins.str
     """why that is not all of it; empty when it is"""
+    num_fetchable: _builtins.int
+    """Blocks behind the stored prefix that an object store is known to hold: an acquire fetches them."""
+    fetch_s: _builtins.float
+    """estimated seconds until those are readable"""
     def __init__(
         self,
         *,
@@ -356,10 +362,12 @@ class LookupResponse(_message.Message):
         recompute_s: _builtins.float = ...,
         num_worth_loading: _builtins.int = ...,
         reason: _builtins.str = ...,
+        num_fetchable: _builtins.int = ...,
+        fetch_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "num_blocks", b"num_blocks", "num_worth_loading", b"num_worth_loading", "reason", b"reason", "recompute_s", b"recompute_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_s", b"fetch_s", "load_s", b"load_s", "num_blocks", b"num_blocks", "num_fetchable", b"num_fetchable", "num_worth_loading", b"num_worth_loading", "reason", b"reason", "recompute_s", b"recompute_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -279,3 +279,27 @@ def test_draining_fetches_nothing() -> None:
     rig.do(ev.DrainStarted(rig.call()))
     assert rig.answer(rig.acquire(chain)).last
     assert not searches(rig)
+
+
+def test_a_lookup_that_found_too_little_begins_a_search_for_the_next_one() -> None:
+    rig, chain = with_source(), hashes("a", 2 * SIZE)
+    rig.put(chain[:4])
+    rig.do(ev.LookedUp(rig.namespace_id, chain))
+    (search,) = searches(rig)
+    assert search.names == [chain[SIZE - 1], chain[-1]]
+    rig.do(ev.LookedUp(rig.namespace_id, chain))
+    assert not searches(rig), "one at a time"
+    call = rig.acquire(chain)
+    assert not searches(rig), "an acquire joins it"
+    rig.do(ev.SourceSearched(search.search, 2, 2))
+    assert [fetch.bundle.position for fetch in fetches(rig)] == [0, SIZE]
+    assert rig.answer(call).num_blocks == 2 * SIZE
+    rig.do(ev.LookedUp(rig.namespace_id, chain))
+    assert not searches(rig), "all of it is known"
+
+
+def test_a_lookup_without_a_source_begins_nothing() -> None:
+    rig, chain = Rig(), hashes("a", SIZE)
+    rig.do(ev.LookedUp(rig.namespace_id, chain))
+    rig.do(ev.LookedUp(99, chain))
+    assert not searches(rig)
