@@ -1,6 +1,7 @@
 """Memory outlives the daemon: real processes, killed; what was acknowledged is there again, byte for byte."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 
 from kvtier.clients import Client, Geometry, NamespaceIdentity, prefix_hashes
 from kvtier.clients.errors import KvtierError
+from kvtier.tiers.memory import memfd
+from kvtier.v1.shm import HUGE_PAGE_BYTES
 
 from ..daemon import PATIENT, START_S, Daemon, is_alive
 
@@ -24,6 +27,7 @@ GEOMETRY = Geometry(
 LARGE = Geometry(num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=16, dtype="float16")  # 2 MiB
 IDENTITY = NamespaceIdentity(bytes(range(32)), GEOMETRY)
 NUM_BLOCKS = 48
+NUM_HUGE_PAGES = 64  # of 32 MiB in extents of 8 MiB, with their headers and the indexes, and some for others
 TOKENS = list(range(NUM_BLOCKS * 16))
 
 
@@ -82,6 +86,37 @@ def test_what_was_acknowledged_survives_kills(running: Daemon) -> None:
         assert found(running) == NUM_BLOCKS
     running.wait_for_log("96 fragments")
     assert running.stop() == 0
+
+
+def num_huge(pid: int) -> int:
+    """Return how many mappings of extents a process has that are made of huge pages."""
+    maps = Path(f"/proc/{pid}/smaps").read_text()
+    sizes = re.findall(r"memfd:kvtier[^\n]*\n(?:[^\n]*\n)*?KernelPageSize: +(\d+) kB", maps)
+    return sizes.count(str(HUGE_PAGE_BYTES >> 10))
+
+
+def test_memory_of_huge_pages_survives_a_kill_and_is_given_back(tmp_path: Path) -> None:
+    num_free = memfd.free_huge_pages()
+    if num_free < NUM_HUGE_PAGES:
+        pytest.skip(f"{num_free} huge pages are free, {NUM_HUGE_PAGES} wanted: sysctl -w vm.nr_hugepages=...")
+    tier = ("tiers.dram.capacity=32MiB", "tiers.dram.extent=8MiB", "tiers.dram.hugepages=on")
+    arguments = (part for one in (*tier, "observe.http=off") for part in ("--set", one))
+    daemon = Daemon(tmp_path, arguments=tuple(arguments))
+    daemon.start()
+    try:
+        store(daemon)
+        before = num_huge(daemon.pid)
+        assert before > 0
+        for _ in range(2):
+            kill(daemon)
+            assert found(daemon) == NUM_BLOCKS
+            assert num_huge(daemon.pid) == before
+        daemon.wait_for_log("96 fragments")
+        store(daemon, NamespaceIdentity(bytes(32), GEOMETRY), seed=2)  # what was taken over is written again
+        assert found(daemon) == NUM_BLOCKS
+        assert daemon.stop() == 0
+    finally:
+        daemon.close()
 
 
 def test_two_namespaces_of_the_same_tokens_are_told_apart_after_a_kill(running: Daemon) -> None:
