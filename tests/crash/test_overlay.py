@@ -1,4 +1,4 @@
-"""The cold store where a container without a volume has it; `python -m tests.crash.overlay` is the long run."""
+"""The cold store where a container without a volume has it; `python -m tests.crash.overlay` runs longer."""
 
 import sys
 from pathlib import Path

@@ -183,16 +183,17 @@ def read_timing(printed: str) -> Figures:
 
 def read_overload(printed: str) -> Figures:
     """Return p99 of accepted calls at the usual load and at ten times that, and of refusals there."""
-    rows = {line.split()[0]: line.split() for line in printed.splitlines() if len(line.split()) == 14}
+    lines = [line.split() for line in printed.splitlines()]
+    rows = {line[0]: line for line in lines if len(line) == 14 and line[2].isdecimal()}
     if not {"1x", "10x"} <= rows.keys():
         raise ValueError(f"no load was measured:\n{printed[-2000:]}")
     return {
         "p99_1x_ms": float(rows["1x"][4]),
         "p99_10x_ms": float(rows["10x"][4]),
         "refused_p99_ms": float(rows["10x"][7]),
-        "highest_mib": max(float(rows[load][12]) for load in rows if load != "load"),
+        "highest_mib": max(float(row[12]) for row in rows.values()),
         "recovery_ms": float(rows["10x"][13]),
-        "cancelled": sum(float(rows[load][8]) for load in rows if load != "load"),
+        "cancelled": sum(float(row[8]) for row in rows.values()),
     }
 
 

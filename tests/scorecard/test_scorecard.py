@@ -79,7 +79,7 @@ def test_what_is_printed_is_read() -> None:
     tally = "seed 1, 6 s: Tally(num_kills=20, num_verified=10, num_acknowledged=59, num_sealed_lost=0)"
     assert read_store_loop(tally)["kills"] == 20
     header = "load principal accepted/s p50 p99 refused/s p50 p99 CANCELLED late other RssAnon most recovery"
-    overload = f"{header}\n1x calm 870 2.0 12.0 0 nan nan 0 0 0 60 61 5\n"
+    overload = f"{header}\n{'- ' * 14}\n1x calm 870 2.0 12.0 0 nan nan 0 0 0 60 61 5\n"
     overload += "10x calm 900 9.0 20.5 400 0.5 15.0 3 0 0 70 75 110\n"
     assert read_overload(overload) == {
         "p99_1x_ms": 12.0,
