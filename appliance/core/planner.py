@@ -292,6 +292,7 @@ class Planner:
         """Give namespaces the ids that slots in memory know them by. Before anything else."""
         for number, identity in identities.items():
             self.requests.add_namespace(identity, number)
+        self.found_memory.awaited.update(identities)
 
     def identities(self) -> dict[int, NamespaceIdentity]:
         """Return the namespaces that there are, by id."""

@@ -114,6 +114,9 @@ class Adoption:
             self._appliance.step(ExtentFound(tier, number, found, viewed))
             newest = engine.generation_of(number) if found else 0
             found_in.append((newest, tier, [(place_of(number, slot), label) for slot, label in found]))
+        self._found.awaited.clear()
+        if book is not None:
+            book.slots_read()
         found_in.sort(key=lambda one: -one[0])
         return deque((tier, fragments) for _, tier, fragments in found_in)
 

@@ -131,8 +131,7 @@ class Daemon:
             self.assembly.staging_routes(self.put_buffers),
         )
         self.service.profiles = self.assembly.profiles
-        if self.assembly.book is not None:
-            self.service.on_namespace = self.assembly.book.note
+        self.service.book = self.assembly.book
         self.service.compression = settings.compression
         self.local: LocalServer | None = None
         if path is not None:

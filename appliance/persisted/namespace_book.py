@@ -2,6 +2,9 @@
 
 A list that grows: each entry has its length, a check and the id of its namespace before it, and what a
 killed daemon left half written ends the list. A full list is written anew, with the present namespaces.
+
+A later entry of a namespace is in force in place of a former one. One that begins with ERASED says that its
+tenant is being erased: a daemon that finds it takes nothing of this namespace over.
 """
 
 import mmap
@@ -10,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 
-from ...tiers.block import NamespaceIdentity
+from ...tiers.block import NamespaceIdentity, tenant_of
 from ...tiers.cold.manifest import parse_identity
 from ...tiers.memory import memfd
 from ...tiers.memory.keeper import Keeper
@@ -19,10 +22,11 @@ from ...v1.shm import HUGE_PAGE_BYTES
 NAME = "kvtier-namespaces-2"
 _NUM_BYTES = 2 * HUGE_PAGE_BYTES  # of addresses; pages are taken as they are written
 _HEAD = struct.Struct("<III")  # length, crc32 of what follows, id
+ERASED = b"\0"  # no identity begins with it
 
 
 class NamespaceBook:
-    """What a keeper holds of namespaces, by id. `inherited` are those of before."""
+    """What a keeper holds of namespaces, by id. `inherited` are those of before that were not erased."""
 
     def __init__(self, keeper: Keeper, num_bytes: int = _NUM_BYTES) -> None:
         inherited = keeper.take(NAME)
@@ -35,17 +39,48 @@ class NamespaceBook:
             self._descriptor, self._mapping = inherited
         self._end = 0
         self.identities: dict[int, NamespaceIdentity] = {}
+        self._erased: set[int] = set()
         while self._read():
             pass
-        self.inherited = dict(self.identities)
+        self.inherited = {n: one for n, one in self.identities.items() if n not in self._erased}
+        self._interrupted = set(self._erased)  # erased by a daemon that died meanwhile
         #: Returns the namespaces that there are, for a list that is full.
         self.present: Callable[[], Mapping[int, NamespaceIdentity]] = lambda: self.identities
 
     def note(self, number: int, identity: NamespaceIdentity) -> None:
         """Enter a namespace, unless it is there."""
-        if self.identities.get(number) == identity or self._write(number, identity):
+        if self.identities.get(number) != identity:
+            self._enter({number: identity})
+
+    def numbers_of(self, tenant: str) -> set[int]:
+        """Return the namespaces of a tenant."""
+        return {n for n, one in self.identities.items() if tenant_of(one.domain) == tenant}
+
+    def erase(self, tenant: str) -> None:
+        """Let no later daemon take over what memory holds of a tenant, from now until `admit`."""
+        numbers = self.numbers_of(tenant)
+        self._erased |= numbers
+        self._interrupted -= numbers
+        self._enter({number: self.identities[number] for number in numbers})
+
+    def admit(self, tenant: str) -> None:
+        """Let later daemons take over a tenant's memory again: none of its slots is from before `erase`."""
+        self._admit(self.numbers_of(tenant))
+
+    def slots_read(self) -> None:
+        """Complete the erasures that the death of a daemon cut off: their slots were all emptied."""
+        self._admit(self._interrupted & self.identities.keys())
+        self._interrupted = set()
+
+    def _admit(self, numbers: set[int]) -> None:
+        self._erased -= numbers
+        self._enter({number: self.identities[number] for number in numbers})
+
+    def _enter(self, entries: Mapping[int, NamespaceIdentity]) -> None:
+        """Append entries, or write all of them anew where these find no space."""
+        if all(self._write(*one) for one in entries.items()):
             return
-        present = {**self.present(), number: identity}
+        present = {**self.present(), **entries}
         self._end, self.identities = 0, {}
         for one in present.items():
             self._write(*one)  # slots of namespaces that find no space do not outlive the daemon
@@ -57,7 +92,7 @@ class NamespaceBook:
 
     def _write(self, number: int, identity: NamespaceIdentity) -> bool:
         """Append an entry; returns False when there is no space for it."""
-        entry = identity.canonical()
+        entry = (ERASED if number in self._erased else b"") + identity.canonical()
         start, end = self._end, self._end + _HEAD.size + len(entry)
         if end + _HEAD.size > len(self._mapping):
             return False
@@ -77,8 +112,10 @@ class NamespaceBook:
         if not length or len(entry) < length or zlib.crc32(entry, number) != check:
             return False
         self._end = start + length
+        is_erased = entry.startswith(ERASED)
         try:
-            self.identities[number] = parse_identity(entry)
+            self.identities[number] = parse_identity(entry.removeprefix(ERASED))
         except ValueError:
             return False
+        (self._erased.add if is_erased else self._erased.discard)(number)
         return True

@@ -53,7 +53,7 @@ class AdminService:
         self._reload = reload
         self._codec_speeds = codec_speeds
         self._tenants = TenantAdmin(
-            service.appliance, service.planner, lambda: reload.loaded.settings.tenants
+            service.appliance, service.planner, lambda: reload.loaded.settings.tenants, service.book
         )
         self._started_at = service.appliance.clock()
 

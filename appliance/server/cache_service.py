@@ -38,6 +38,7 @@ from ..core.results import (
     ReserveResult,
 )
 from ..errors import error, from_refusal
+from ..persisted.namespace_book import NamespaceBook
 from ..replies import Replies
 from ..security import request_checks as checks
 from ..security.callers import Caller
@@ -83,7 +84,7 @@ class CacheService:
         self.call_latencies = CallLatencies()
         self.profiles: Profiles = {}  # that a namespace may name
         #: Called with the number and the identity of each namespace that is registered.
-        self.on_namespace: Callable[[int, NamespaceIdentity], None] = lambda number, identity: None
+        self.book: NamespaceBook | None = None  # where memory outlives the daemon
         #: Called with namespace and hashes before they are looked up. Returns None, or what to wait for: some
         #: of these blocks are in memory that an earlier daemon left, and are being verified.
         self.verify_found: Callable[[int, Sequence[bytes]], asyncio.Future[None] | None] = lambda *_: None
@@ -135,7 +136,8 @@ class CacheService:
         answer = self.appliance.ask(lambda call: events.NamespaceRegistered(call, identity, prefill))
 
         def registered(result: NamespaceResult) -> pb.RegisterNamespaceResponse:
-            self.on_namespace(result.namespace_id, identity)
+            if self.book is not None:
+                self.book.note(result.namespace_id, identity)
             return pb.RegisterNamespaceResponse(
                 namespace_id=result.namespace_id,
                 digest=result.digest,

@@ -1,9 +1,10 @@
 """What an administrator asks of tenants that is no setting: to erase one, and what each of them takes.
 
-Erasing has an order that a crash cannot upset. First the key is destroyed, durably: from then on nothing that
-lies on the device can be read, whatever becomes of us. Then the planner forgets the tenant's blocks, in
-memory and in the catalog, and lets nothing land that was on its way. When nothing is on its way any more, the
-tenant may have another key, and the administrator gets an error.
+Erasing has an order that a crash cannot upset. First kept memory says that no later daemon takes anything of
+the tenant over. Then the key is destroyed, durably: from then on nothing that lies on the device can be read,
+whatever becomes of this process. Then the planner forgets the tenant's blocks, in memory and in the catalog,
+and lets nothing land that was on its way. When nothing is on its way any more, the tenant may have another
+key, and the administrator gets an answer.
 """
 
 import asyncio
@@ -19,17 +20,23 @@ from ..core.events import TenantErased
 from ..core.planner import Planner
 from ..core.results import CountResult
 from ..errors import error
+from ..persisted.namespace_book import NamespaceBook
 
 
 class TenantAdmin:
     """Lists and erases tenants. Owned by the event loop. `tenants`: those of the policy in force."""
 
     def __init__(
-        self, appliance: Appliance, planner: Planner, tenants: Callable[[], Mapping[str, Tenant]]
+        self,
+        appliance: Appliance,
+        planner: Planner,
+        tenants: Callable[[], Mapping[str, Tenant]],
+        book: NamespaceBook | None,
     ) -> None:
         self._appliance = appliance
         self._planner = planner
         self._tenants = tenants
+        self._book = book
         self._erasing: set[asyncio.Task[pb.EraseTenantResponse]] = set()
         self._turn = asyncio.Lock()
 
@@ -61,10 +68,13 @@ class TenantAdmin:
 
     async def _erase_alone(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
         had_key = False
+        if self._book is not None:
+            self._book.erase(tenant)
         if store is not None:
             try:
                 had_key = await self._appliance.keep_store(lambda: store.erase_tenant(tenant))
             except CopyError as problem:
+                self._admit(tenant)
                 message = f"nothing is erased: {problem}; make room beside the segments, then try again"
                 raise error("TIER_FULL", message) from problem
         answer = self._appliance.ask(lambda call: TenantErased(call, tenant))
@@ -72,7 +82,14 @@ class TenantAdmin:
         assert isinstance(result, CountResult)
         if store is not None:
             store.admit_tenant(tenant)
+        self._admit(tenant)
         return pb.EraseTenantResponse(num_blocks=result.count, had_key=had_key)
+
+    def _admit(self, tenant: str) -> None:
+        """Let later daemons find the tenant's memory again, unless some of it was not even read yet."""
+        book, unread = self._book, self._planner.found_memory.namespaces()
+        if book is not None and unread.isdisjoint(book.numbers_of(tenant)):
+            book.admit(tenant)
 
     def list(self) -> pb.ListTenantsResponse:
         """Return all tenants, with or without a policy, and what each has moved and keeps."""

@@ -73,10 +73,10 @@ class Erasing:
 
         daemon.step(ev.TenantErased(daemon.call(0, answered, world.now + 60), tenant))
 
-    def crashed(self, *, is_memory_kept: bool) -> None:
-        """The key was gone before memory: whatever the planner had not come to is gone, too, unless memory
-        outlived the daemon. Then the caller had no answer, and has to ask again."""
-        if not is_memory_kept:
-            self._contents.bury(self._doomed)
-        self._doomed = set()
+    def crashed(self) -> set[int]:
+        """The key was gone before memory: whatever the planner had not come to is gone, too. Returns that: a
+        later daemon takes nothing of it over (appliance/persisted/namespace_book.py)."""
+        doomed, self._doomed = self._doomed, set()
+        self._contents.bury(doomed)
         self._is_under_way = False
+        return doomed

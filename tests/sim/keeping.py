@@ -7,7 +7,7 @@ memory of some isolation domains for a while: until that has ended none of their
 retracted, found or not.
 
 Checked: what was readable, is right, and is not stored otherwise is readable again, in its place; what
-continues it is linked to it; what is damaged, or of a tenant that was erased meanwhile, is not readable.
+continues it is linked to it; what is damaged, or of a tenant that was erased, is not readable.
 
 Drawn from a source of randomness of its own, so that a seed without is the same seed as ever.
 """
@@ -53,13 +53,15 @@ class Keeping:
         self._rng = Random(f"kept memory of {world.seed}")
         self.is_on = self._rng.random() < KEEPING_FRACTION
 
-    def keep(self, daemon: Daemon) -> Kept:
-        """Return what a daemon that just died has in the host's memory."""
+    def keep(self, daemon: Daemon, erased: set[int]) -> Kept:
+        """Return what a daemon that just died has in the host's memory, without tokens that were erased."""
         namespaces = daemon.planner.catalog.namespaces
         kept = Kept({number: namespaces[number].identity for number in sorted(namespaces)})
         for tier, memory in daemon.memories.items():
             if tier in MAPPED.host_tiers:
                 for place, label, token in memory.published():
+                    if token in erased:
+                        continue
                     extent = kept.extents.setdefault((tier, extent_of(place)), {})
                     extent[slot_of(place)] = _as_found(label), token
         return kept
@@ -100,6 +102,8 @@ class Keeping:
             at_s += self._rng.random() * longest_s
             named = [(index, label) for index, (label, _) in kept.extents[tier, number].items()]
             self._soon(at_s, daemon.step, ev.ExtentFound(tier, number, named, viewed))
+            if (tier, number) == extents[-1]:
+                self._soon(at_s, daemon.planner.found_memory.awaited.clear)
             found += [(tier, place_of(number, index), label) for index, label in named]
         self._rng.shuffle(found)
         while found:  # then the bytes, in any order: requests have what they wait for verified first

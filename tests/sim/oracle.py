@@ -319,6 +319,8 @@ class Oracle:
                     if row == NO_ROW:
                         raise Violation("holds", "a block was forgotten under a copy")
                     expected[copy.source][catalog.first_fragment[row] + item.label.group] += 1
+        for tier, fragment in planner.found_memory.held():
+            expected[tier][fragment] += 1
         for tier, label in self._daemon.source.held():
             row = catalog.find(label.namespace_id, label.prefix_hash)
             if row == NO_ROW:

@@ -176,8 +176,8 @@ class Run:
         world.note("!crash", power)
         certain = self._certain_survivors(power)
         self.daemon.kill()
-        kept = self.keeping.keep(self.daemon) if self.keeping.is_on and not power else None
-        self.erasing.crashed(is_memory_kept=kept is not None)
+        erased = self.erasing.crashed()
+        kept = self.keeping.keep(self.daemon, erased) if self.keeping.is_on and not power else None
         for client in self.crowd.clients:
             client.is_alive = False
         if power:

@@ -36,6 +36,8 @@ class FoundMemory:
         #: fragments that are held.
         self._viewed: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
         self._held: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
+        #: Namespaces that extents may name which were not taken yet.
+        self.awaited: set[int] = set()
         #: Fragments with bytes that are not verified yet, by namespace and hash.
         self._unverified: dict[tuple[int, bytes], list[tuple[Tier, int, FragmentLabel]]] = {}
         #: Blocks found before the one they continue, in memory or in the cold store: (namespace, hash of that
@@ -92,8 +94,12 @@ class FoundMemory:
             self._orphans.clear()
 
     def namespaces(self) -> set[int]:
-        """Return the namespaces of fragments that wait to be verified."""
-        return {namespace_id for namespace_id, _ in self._unverified}
+        """Return the namespaces of fragments that wait to be taken or verified."""
+        return self.awaited | {namespace_id for namespace_id, _ in self._unverified}
+
+    def held(self) -> list[tuple[Tier, int]]:
+        """Return the fragments that are held because clients of an earlier daemon may view them."""
+        return [one for held in self._held.values() for one in held]
 
     def views_ended(self, event: ViewsEnded) -> None:
         """Let the memory of isolation domains be written again."""

@@ -63,6 +63,14 @@ def reopened(supervisor: Supervisor) -> dict[int, NamespaceIdentity]:
     return book.identities
 
 
+def inherited(supervisor: Supervisor) -> dict[int, NamespaceIdentity]:
+    """Return what a daemon takes over that dies at once."""
+    book = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+    book.close()
+    assert book.inherited.items() <= book.identities.items()
+    return book.inherited
+
+
 def test_namespaces_keep_their_ids_over_a_crash(supervisor: Supervisor) -> None:
     book = NamespaceBook(supervisor.keeper(), NUM_BYTES)
     noted = {4_000_000_000: identity_of(1), 7: identity_of(2)}
@@ -86,3 +94,40 @@ def test_a_full_book_is_written_anew_with_the_namespaces_that_there_are(supervis
     assert found == book.identities
     assert present.items() <= found.items()
     assert len(found) < 20
+
+
+def test_nothing_of_an_erased_tenant_is_taken_over_until_it_is_admitted(supervisor: Supervisor) -> None:
+    other = NamespaceIdentity(bytes(16), GEOMETRY, domain="tenant:bolt")
+    noted = {7: identity_of(1), 8: other, 9: identity_of(2)}
+    book = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+    for number, identity in noted.items():
+        book.note(number, identity)
+    book.erase("tenant:acme")
+    book.note(7, noted[7])  # its clients register again
+    book.close()
+    for _ in range(2):  # the second time as if the daemon between had died before it read all slots
+        second = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+        assert (second.inherited, second.identities) == ({8: other}, noted)
+        second.close()
+    third = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+    third.slots_read()
+    third.close()
+    fourth = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+    assert fourth.inherited == noted
+    fourth.erase("tenant:acme")
+    fourth.admit("tenant:acme")
+    fourth.close()
+    assert inherited(supervisor) == noted
+
+
+def test_a_book_that_is_full_while_a_tenant_is_erased_names_nothing_of_it(supervisor: Supervisor) -> None:
+    book = NamespaceBook(supervisor.keeper(), NUM_BYTES)
+    others = (NamespaceIdentity(n.to_bytes(16), GEOMETRY, domain="tenant:bolt") for n in range(1000))
+    present = {7: identity_of(1)}
+    book.present = lambda: present
+    book.note(7, present[7])
+    book.erase("tenant:acme")
+    for number in range(10, 100):
+        book.note(number, next(others))
+        assert 7 not in inherited(supervisor)
+    book.close()
