@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +10,6 @@ from kvtier.appliance.core.requests import put_job
 
 from .mutant_seeds import KILLED_BY
 from .mutants import MUTANTS, Mutant, Patch, hunt
-from .mutants_source import SOURCE_MUTANTS
 from .run import run_seed
 from .source import FIRST_SEED
 
