@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: chaos scorecard demo test test-all test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: chaos scorecard demo demo-store test test-all test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -33,6 +33,10 @@ $(VENV)/.ready-demo: $(VENV)/.ready requirements-demo.txt
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo
+
+# A host that is destroyed with its disk, and another one that reads what it computed; STORE=s3://... takes a real store.
+demo-store: $(VENV)/.ready-demo
+	$(BIN)/python -m examples.demo_store $(STORE)
 
 # Two workers, each with whole files and ports of its own (tests/ports.py); ARGS=... takes the place of that.
 test: $(VENV)/.ready

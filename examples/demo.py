@@ -19,6 +19,8 @@ from .screen import MIB, Screen
 from .texts import READERS, SYSTEM_TEXT, system_tokens, turn_tokens
 
 if TYPE_CHECKING:
+    from kvtier.clients.transformers import TieredCache
+
     from .model import Generation
 
 # Before torch is imported. Its threads otherwise spin while they wait for each other, and on a machine with
@@ -93,8 +95,7 @@ class Demo:
             without_s, expected = self.answer_without(tokens)
 
         with screen.busy(f"{reader.name}, turn {reader.num_turns}: with kvtier"):
-            began_at = time.perf_counter()
-            cache = store.load(tokens, session=reader.name)
+            began_at, cache = self.load(tokens, reader.name)
             logits = model.prefill(tokens, cache)
             with_s = time.perf_counter() - began_at
             answer = model.decode(logits, cache, NUM_ANSWER_TOKENS)
@@ -112,6 +113,10 @@ class Demo:
         totals.reused_tokens += cache.reuse.num_tokens
         totals.refused_blocks += report.num_refused
         return cache.reuse.num_tokens
+
+    def load(self, tokens: list[int], session: str) -> tuple[float, "TieredCache"]:
+        """Load the longest stored prefix of a prompt; return when that began, and the cache."""
+        return time.perf_counter(), self.store.load(tokens, session=session)
 
     def answer_without(self, tokens: list[int]) -> tuple[float, "Generation"]:
         """Compute an answer without kvtier; return the seconds to the first token, and the answer.

@@ -27,6 +27,7 @@ from .probe import CacheShape
 States = list[tuple[Any, Any]]  # keys and values of each layer of a kind
 NUM_GROUPS = 4  # layer groups of a block, unless told otherwise
 PIECE_BYTES = 32 << 20
+BUNDLE_TOKENS = 256  # that an object store keeps together (docs/bundle-format.md)
 MAX_TRIES = 3  # of a load, while blocks leave as it reads them
 
 
@@ -117,11 +118,17 @@ class Carrier:
             for row, chain in enumerate(chains):
                 layers = [(keys[row], values[row]) for keys, values in found[-1]]
                 for start, stop, blocks in self._pieces(namespace, first, end):
+                    # From where the chain begins, so that the daemon can name what another host stored of it.
                     report = self._client.get(
-                        namespace, chain[start:stop], blocks, session=cache.session, urgency=Urgency.PREFILL
+                        namespace,
+                        chain[first:stop],
+                        blocks,
+                        first_block=start - first,
+                        session=cache.session,
+                        urgency=Urgency.PREFILL,
                     )
-                    if report.num_blocks < stop - start:
-                        return found, start + report.num_blocks
+                    if report.num_blocks < stop - first:
+                        return found, first + report.num_blocks
                     for members, part in self._by_device(kind, blocks):
                         for some, planes in _planes(kind, part, [layers[member] for member in members]):
                             scatter(some, planes, (start - first) * self._block_tokens)
@@ -234,6 +241,9 @@ class Carrier:
         """Yield (first block, end block, an array for them in the buffer), in order."""
         geometry = namespace.geometry
         step = max(1, PIECE_BYTES // geometry.block_bytes)
+        bundle_blocks = max(1, BUNDLE_TOKENS // self._block_tokens)
+        if step > bundle_blocks:  # a bundle that is cut is not found in a store
+            step -= step % bundle_blocks
         wanted = min(step, max(0, end - first)) * geometry.block_bytes
         if len(self._buffer) < wanted:
             self._buffer = torch.zeros(wanted, dtype=torch.uint8)
