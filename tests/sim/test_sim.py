@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -10,6 +11,7 @@ from kvtier.appliance.core.requests import put_job
 
 from .mutant_seeds import KILLED_BY
 from .mutants import MUTANTS, Mutant, Patch, hunt
+from .mutants_source import SOURCE_MUTANTS
 from .run import run_seed
 from .source import FIRST_SEED
 
@@ -100,6 +102,14 @@ def test_mutant_is_killed(mutant: Mutant) -> None:
             print(f"mutant_seeds.py: {mutant.name!r} is killed by ({kill.first_seed}, {verify})")
             return
     raise AssertionError(mutant.what)
+
+
+@pytest.mark.parametrize("patches", SOURCE_MUTANTS, ids=lambda patches: patches.__name__.replace("_", "-"))
+def test_mutant_of_the_source_is_killed(patches: Callable[[], list[Patch]]) -> None:
+    mutant = Mutant(patches.__name__, patches.__doc__ or "", patches)
+    seeds = range(FIRST_SEED, FIRST_SEED + 300)
+    hunts = (hunt(mutant, verify, seeds, stop_at_first=True) for verify in (False, True))
+    assert any(kill.num_killed for kill in hunts), mutant.what
 
 
 @pytest.mark.parametrize(
