@@ -9,6 +9,7 @@ from .rows import ROWS, Figures, Row
 
 PAGE = ROOT / "docs" / "reliability.md"
 NEVER = "never ran"
+NO_FIGURES = "no figures yet"
 LONG_COMMAND = 100  # characters; those of suites name every test
 GIB = 1 << 30
 
@@ -45,7 +46,7 @@ def scorecard(entries: list[Entry]) -> str:
         if not command or len(command) > LONG_COMMAND:
             command = f"python -m tests.scorecard --row '{row.name}'"
         last = f"{mine[-1].commit}, {mine[-1].date[:10]}" if mine else ""
-        shown = SHOWN[row.name](total[row.name], mine) if mine else NEVER
+        shown = SHOWN[row.name](total[row.name], mine) if mine else NO_FIGURES if num_failed else NEVER
         shown += f"; **{num_failed} failed, see below**" if num_failed else ""
         lines.append(
             f"| {row.what} | {shown}{_progress(row, total[row.name])} | {len(mine)} | {last} | `{command}` |"
