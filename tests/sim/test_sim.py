@@ -52,6 +52,7 @@ FAILED_ONCE = {
     "a namespace was forgotten before its memory was taken over": (580, 1447),
     "no defect: holds of memory that former clients view were not counted by the oracle": (1287, 1780),
     "a block that a share of the write budget never pays for was looked at ten times a second": (11, 92),
+    "a tenant's queue was read on when it was empty, as others had more than may be dirty": (1_001_832,),
     "a smaller block waited behind one that the cold store had no room for": (5052, 10012, 15761),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.events import CopyFinished, Event
-from kvtier.appliance.core.instructions import Copy, Instruction, Notify
+from kvtier.appliance.core.instructions import Copy, FetchBundle, Instruction, Notify
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.shares import Shares
 from kvtier.tiers.base import CopyItem
@@ -68,6 +68,9 @@ class Writes:
                 self._unwanted |= {(copy.namespace_id, name) for name in copy.prefix_hashes}
             if isinstance(copy, Copy):
                 self._idle.pop(copy.copy, None)  # of an earlier daemon
+            if isinstance(copy, FetchBundle):
+                for number, _ in copy.batches:
+                    self._idle.pop(number, None)
             if not isinstance(copy, Copy) or NVME not in (copy.source, copy.target):
                 continue
             if copy.in_one:

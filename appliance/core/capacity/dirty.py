@@ -56,9 +56,10 @@ class DirtyQueue:
 
     def first(self, above_bytes: float = 0) -> int:
         """Return the dirty block that waits longest; NO_ROW: none, or none among MAX_LOOKS.
-        Removes what is in front of it, as long as the queue has more than `above_bytes`."""
+        Removes what is in front of it, as long as the queue has more than `above_bytes`, which may be below
+        0: other queues have more than may stay."""
         for _ in range(MAX_LOOKS):
-            if self.num_bytes <= above_bytes:
+            if not self or self.num_bytes <= above_bytes:
                 break
             row = self._dirty_row((self._swept or self._queue)[0][0])
             if row != NO_ROW:
