@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: chaos scorecard demo demo-store test test-all test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: chaos scorecard demo demo-store test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-helm image test-image test-web compiled pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -44,7 +44,7 @@ test: $(VENV)/.ready
 
 # Everything there is, one after the other; goes on after a failure. As root, with the tools that `make test-web` and
 # `make test-image` need; BASE=... as for `make image`.
-EVERYTHING := check test test-vllm test-lmcache test-sglang test-transformers test-helm test-web compiled test-image
+EVERYTHING := check test test-vllm test-lmcache test-dynamo test-sglang test-transformers test-helm test-web compiled test-image
 test-all:
 	$(MAKE) --no-print-directory --keep-going $(EVERYTHING)
 
@@ -92,6 +92,18 @@ $(LMCACHE)/.ready: $(LMCACHE)/.installed pyproject.toml
 
 test-lmcache: $(LMCACHE)/.ready
 	$(LMCACHE)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/lmcache)
+
+# Block events into Dynamo's own indexer and selection service, which have an environment of their own: 300 MB more.
+DYNAMO := .venv-dynamo
+$(DYNAMO)/.ready: requirements.txt requirements-dynamo.txt pyproject.toml
+	$(call new-environment,--clear,setuptools==84.2.1)
+	$(INSTALL) --requirement requirements.txt
+	$(INSTALL) --no-deps --requirement requirements-dynamo.txt
+	$(INSTALL) $(EDITABLE)
+	touch $@
+
+test-dynamo: $(DYNAMO)/.ready
+	$(DYNAMO)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/dynamo)
 
 # SGLang cannot run without a GPU; its storage interface can be tested (tests/sglang/contract).
 SGLANG := .venv-sglang

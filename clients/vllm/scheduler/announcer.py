@@ -10,13 +10,18 @@ was announced before, so that nothing grows while the engine does not step.
 """
 
 import threading
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..groups import Group
+
 MAX_BLOCKS = 1 << 16
 NOWHERE, CPU, STORAGE = "", "CPU", "STORAGE"
+LOCAL = "LOCAL"
+GroupKind = tuple[str, int | None]  # name of a KV cache group's kind, window in tokens
 
 
 class Key(NamedTuple):
@@ -27,13 +32,22 @@ class Key(NamedTuple):
     name: bytes
 
 
+class EventFields(NamedTuple):
+    """What an event says of a block beside its name and place."""
+
+    tokens: "array[int]"
+    extra_keys: tuple[Any, ...] | None = None  # salt, images, adapter: what its name covers beside tokens
+    lora_id: int | None = None
+    lora_name: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block that may be announced. `fields` is opaque here."""
+    """A block that may be announced."""
 
     key: Key
     parent: bytes
-    fields: Any
+    fields: EventFields
 
 
 @dataclass(slots=True)
@@ -131,6 +145,52 @@ class Announcer:
         self._changed.pop(key, None)
         if entry.announced:
             self._dropped.append((entry.block, entry.announced))
+
+
+def event_fields(
+    changes: Announced,
+    groups: Sequence[Group],
+    kinds: Sequence[GroupKind],
+    short: Callable[[bytes], int | bytes],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (name of vLLM's event, its fields) for what has changed, in the order in which to publish it.
+
+    `kinds`: of each KV cache group; `short`: a block's name as the engine's own events have it. No owner is
+    named: listeners drop events of an owner that they do not know.
+    """
+    yield from _removed(changes.dropped, short)
+    for medium, run in runs(changes.stored):
+        group, parent, first = run[0].key.group, run[0].parent, run[0].fields
+        kind, window = kinds[group]
+        yield (
+            "BlockStored",
+            {
+                "block_hashes": [short(block.key.name) for block in run],
+                "parent_block_hash": short(parent) if parent else None,
+                "token_ids": [token for block in run for token in block.fields.tokens],
+                "block_size": groups[group].block_tokens,
+                "lora_id": first.lora_id,
+                "medium": medium,
+                "lora_name": first.lora_name,
+                "extra_keys": [block.fields.extra_keys for block in run],
+                "group_idx": group,
+                "kv_cache_spec_kind": kind,
+                "kv_cache_spec_sliding_window": window,
+                "locality": LOCAL,
+            },
+        )
+    yield from _removed(changes.removed, short)
+
+
+def _removed(
+    told: Iterable[tuple[Block, str]], short: Callable[[bytes], int | bytes]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for (group, medium), names in by_place(told).items():
+        hashes = [short(name) for name in names]
+        yield (
+            "BlockRemoved",
+            {"block_hashes": hashes, "medium": medium, "group_idx": group, "locality": LOCAL},
+        )
 
 
 def runs(told: Iterable[tuple[Block, str]]) -> Iterable[tuple[str, list[Block]]]:

@@ -6,7 +6,7 @@ listener that acts on a block that is gone costs a miss, and so does every other
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, maybe_convert_block_hash
@@ -14,22 +14,13 @@ from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec
 
 from ..engine import event_extra_keys
 from ..groups import Group
-from .announcer import Announced, Announcer, Block, Key, by_place, runs
+from .announcer import Announced, Announcer, Block, EventFields, GroupKind, Key, event_fields
 from .saving import StoredBlocks
 
-LOCAL = "LOCAL"
+EVENTS: dict[str, Any] = {"BlockStored": BlockStored, "BlockRemoved": BlockRemoved}
 
 
-class EventFields(NamedTuple):
-    """What an event says of a block beside its name and place."""
-
-    tokens: "array[int]"
-    extra_keys: tuple[Any, ...] | None
-    lora_id: int | None
-    lora_name: str | None
-
-
-def block_kind(spec: Any) -> tuple[str, int | None]:
+def block_kind(spec: Any) -> GroupKind:
     """Return the kind of a KV cache group and its window in tokens, as the engine's own events have them."""
     return get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)
 
@@ -54,40 +45,7 @@ def blocks_of(stored: StoredBlocks, group: Group, salt: str, announcer: Announce
     return blocks
 
 
-def events_of(
-    changes: Announced, groups: Sequence[Group], kinds: Sequence[tuple[str, int | None]]
-) -> list[KVCacheEvent]:
+def events_of(changes: Announced, groups: Sequence[Group], kinds: Sequence[GroupKind]) -> list[KVCacheEvent]:
     """Return the events that say what has changed. `kinds`: `block_kind` of each group."""
-    events: list[KVCacheEvent] = _removed(changes.dropped)
-    for medium, run in runs(changes.stored):
-        group, first = run[0].key.group, run[0].fields
-        kind, window = kinds[group]
-        events.append(
-            BlockStored(
-                block_hashes=[maybe_convert_block_hash(block.key.name) for block in run],
-                parent_block_hash=maybe_convert_block_hash(run[0].parent) if run[0].parent else None,
-                token_ids=[token for block in run for token in block.fields.tokens],
-                block_size=groups[group].block_tokens,
-                lora_id=first.lora_id,
-                medium=medium,
-                lora_name=first.lora_name,
-                extra_keys=[block.fields.extra_keys for block in run],
-                group_idx=group,
-                kv_cache_spec_kind=kind,
-                kv_cache_spec_sliding_window=window,
-                locality=LOCAL,
-            )
-        )
-    return events + _removed(changes.removed)
-
-
-def _removed(told: Sequence[tuple[Block, str]]) -> list[KVCacheEvent]:
-    return [
-        BlockRemoved(
-            block_hashes=[maybe_convert_block_hash(name) for name in names],
-            medium=medium,
-            group_idx=group,
-            locality=LOCAL,
-        )
-        for (group, medium), names in by_place(told).items()
-    ]
+    fields = event_fields(changes, groups, kinds, maybe_convert_block_hash)
+    return [EVENTS[name](**values) for name, values in fields]

@@ -1,12 +1,23 @@
 """What listeners are told of blocks, by where each rank has them."""
 
-from kvtier.clients.vllm.scheduler.announcer import Announced, Announcer, Block, Key, by_place, runs
+from array import array
+
+from kvtier.clients.vllm.scheduler.announcer import (
+    Announced,
+    Announcer,
+    Block,
+    EventFields,
+    Key,
+    by_place,
+    runs,
+)
 
 NAMES = [bytes([i]) * 32 for i in range(8)]
 
 
 def block(i: int, group: int = 0) -> Block:
-    return Block(Key(("", b""), group, NAMES[i]), NAMES[i - 1] if i else b"", i)
+    fields = EventFields(array("I", [i]))
+    return Block(Key(("", b""), group, NAMES[i]), NAMES[i - 1] if i else b"", fields)
 
 
 def place(announcer: Announcer, i: int, *mediums: str, group: int = 0) -> None:
@@ -17,7 +28,9 @@ def place(announcer: Announcer, i: int, *mediums: str, group: int = 0) -> None:
 def said(changes: Announced) -> dict[str, list[tuple[int, str]]]:
     """Return what there is to say, by kind: the block's number and the medium."""
     kinds = {"dropped": changes.dropped, "stored": changes.stored, "removed": changes.removed}
-    return {kind: [(b.fields, medium) for b, medium in told] for kind, told in kinds.items() if told}
+    return {
+        kind: [(b.fields.tokens[0], medium) for b, medium in told] for kind, told in kinds.items() if told
+    }
 
 
 def test_a_block_counts_where_every_rank_has_it_and_as_its_slowest_part() -> None:
@@ -79,7 +92,7 @@ def test_events_are_of_blocks_that_continue_one_another() -> None:
         (block(4), "STORAGE"),
         (block(5, 1), "CPU"),
     ]
-    assert [(medium, [b.fields for b in run]) for medium, run in runs(told)] == [
+    assert [(medium, [b.fields.tokens[0] for b in run]) for medium, run in runs(told)] == [
         ("CPU", [0, 1]),
         ("STORAGE", [2]),
         ("STORAGE", [4]),

@@ -1,0 +1,1 @@
+"""Dynamo's own indexer and selection service (ai-dynamo-runtime) as listeners: `make test-dynamo`."""
