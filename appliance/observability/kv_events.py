@@ -116,9 +116,9 @@ class KvEvents:
 
     def stepped(self, event: Event, instructions: Sequence[Any], now: float) -> None:
         """Gather the block events of a step; what gathers in one turn of the loop is one batch."""
-        for instruction in instructions:
-            if type(instruction) is Notify:
-                self._gathered += self._events(instruction)
+        notices = [instruction for instruction in instructions if type(instruction) is Notify]
+        if notices:
+            self._gathered += self._events(notices)
         if self._gathered:
             self._publish_soon()
 
@@ -154,30 +154,39 @@ class KvEvents:
         while self._batch_bytes > MAX_BATCH_BYTES and len(self._batches) > 1:
             self._batch_bytes -= len(self._batches.popleft()[1])
 
-    def _events(self, notice: Notify) -> Iterator[dict[str, Any]]:
-        """Yield vLLM's events for one notice: one per chain when blocks were stored."""
-        namespace = self._catalog.namespaces.get(notice.namespace_id)
-        medium = self._mediums[notice.tier]
-        if namespace is None:  # it was forgotten meanwhile, so its blocks are gone
-            if notice.change is BlockChange.REMOVED:
-                yield removed(notice.prefix_hashes, medium)
-            return
-        tiers = [tier for tier in self._catalog.ladder.tiers if self._mediums[tier] == medium]
-        if notice.change is BlockChange.REMOVED:
-            gone = [name for name in notice.prefix_hashes if not self._is_in(namespace, name, tiers)]
-            if gone:
-                yield removed(gone, medium)
-            return
-        faster = tiers[: tiers.index(notice.tier)]  # those have told of it
-        found = [name for name in notice.prefix_hashes if not self._is_in(namespace, name, faster)]
-        rows = [namespace.rows.get(name, NO_ROW) for name in found]
-        yield from self._stored(namespace, [row for row in rows if row != NO_ROW], medium)
+    def _events(self, notices: Sequence[Notify]) -> Iterator[dict[str, Any]]:
+        """Yield vLLM's events for the notices of one step: what has entered a medium, and what has left it.
 
-    def _is_in(self, namespace: NamespaceEntry, name: bytes, tiers: Sequence[Tier]) -> bool:
-        """Return whether all of a block is readable in one of `tiers`."""
-        row = namespace.rows.get(name, NO_ROW)
-        resident = self._catalog.num_resident
-        return row != NO_ROW and any(resident[tier][row] == namespace.num_groups for tier in tiers)
+        A block may enter and leave several tiers of a medium in one step. What was before it follows from the
+        first notice of each tier.
+        """
+        was_in: dict[tuple[int, str], dict[bytes, dict[Tier, bool]]] = {}
+        for notice in notices:
+            blocks = was_in.setdefault((notice.namespace_id, self._mediums[notice.tier]), {})
+            was = notice.change is BlockChange.REMOVED
+            for name in notice.prefix_hashes:
+                blocks.setdefault(name, {}).setdefault(notice.tier, was)
+        for (number, medium), blocks in was_in.items():
+            namespace = self._catalog.namespaces.get(number)
+            tiers = [tier for tier in self._catalog.ladder.tiers if self._mediums[tier] == medium]
+            entered: list[int] = []
+            left: list[bytes] = []
+            for name, before in blocks.items():
+                row = NO_ROW if namespace is None else namespace.rows.get(name, NO_ROW)
+                now = {tier: namespace is not None and self._is_in(namespace, row, tier) for tier in tiers}
+                had, has = any((now | before).values()), any(now.values())
+                if has and not had:
+                    entered.append(row)
+                elif had and not has:
+                    left.append(name)
+            if entered and namespace is not None:
+                yield from self._stored(namespace, entered, medium)
+            if left:
+                yield removed(left, medium)
+
+    def _is_in(self, namespace: NamespaceEntry, row: int, tier: Tier) -> bool:
+        """Return whether all of a block is readable in a tier."""
+        return row != NO_ROW and self._catalog.num_resident[tier][row] == namespace.num_groups
 
     def _stored(
         self, namespace: NamespaceEntry, rows: Sequence[int], medium: str

@@ -27,6 +27,7 @@ from kvtier.clients import Client
 from ...generated import ROOT
 from .conftest import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Shown, Start, names, use
 
+HBM = {"backend": "host", "capacity": "2MiB"}
 VLLM = ROOT / ".venv-vllm" / "bin" / "python"
 HASHES = [bytes([i]) * 32 for i in (1, 2)]
 EVENTS = [
@@ -267,6 +268,34 @@ def test_memory_is_one_medium(start: Start, router: Router) -> None:
     assert {event["type"] for event in router.events} == {"AllBlocksCleared", "BlockStored"}
     told = [name for event in router.events for name in event.get("block_hashes", [])]
     assert sorted(told) == sorted(short(name) for chain in "012" for name in names(chain))
+
+
+def test_replays_are_limited(start: Start, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that cannot read a batch asks again after each: that must not multiply the traffic."""
+    shown = start(nvme=False, kv_events=router.endpoint)
+    until_greeted(router, shown)
+    monkeypatch.setattr(kv_events, "REPLAY_BYTES_PER_S", 0.01)
+    router.replay(router.newest)
+    again = router.connect()
+    again.send_multipart([b"", router.newest.to_bytes(8, "big")])
+    assert not again.poll(500), "the second one waits for its share of the bytes per second"
+    again.close(0)
+
+
+def test_hbm_and_dram_are_one_medium(start: Start, router: Router) -> None:
+    """What routers call GPU are the engine's own pages: a copy in hbm is told as CPU, once."""
+    shown = start(nvme=False, kv_events=router.endpoint, further={"hbm": HBM})
+    until_greeted(router, shown)
+    with Client(shown.target) as client:
+        namespace = client.register(IDENTITY)
+        client.put(namespace, names("0"), bytes(CHAIN_BLOCKS * GEOMETRY.block_bytes))
+        client.prefetch(namespace, names("0"), "hbm")
+        catalog = shown.daemon.planner.catalog
+        shown.until(lambda: shown.served.call(lambda: any(catalog.num_resident[0])))
+    until_equal(router, shown)
+    assert {medium for medium, _ in router.held} == {"CPU"}
+    told = [name for event in router.events for name in event.get("block_hashes", [])]
+    assert sorted(told) == sorted(short(name) for name in names("0"))
 
 
 def test_a_request_that_is_none_stops_no_replays(start: Start, router: Router) -> None:
