@@ -50,6 +50,7 @@ FAILED_ONCE = {
     "a promotion made room, again and again, by a copy that was reclaimed at once": (7379,),
     "a quota took the spare half of a block that others continued, and gave another reason": (11509, 19452),
     "a namespace was forgotten before its memory was taken over": (580, 1447),
+    "memory that was taken over waited for no copy into the cold store": (1171, 1540, 1665),
     "no defect: holds of memory that former clients view were not counted by the oracle": (1287, 1780),
     "a block that a share of the write budget never pays for was looked at ten times a second": (11, 92),
     "a tenant's queue was read on when it was empty, as others had more than may be dirty": (1_001_832,),

@@ -10,7 +10,7 @@ isolation domain is written to or evicted.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import cast
 
 from ....tiers.base import MemoryRoom
@@ -27,10 +27,14 @@ from ..instructions import Retract
 class FoundMemory:
     """Makes found fragments readable."""
 
-    def __init__(self, core: CoreState, residency: Residency, erased: Set[int]) -> None:
-        """`erased`: the namespaces of tenants that were erased since the start; it is read, not copied."""
+    def __init__(
+        self, core: CoreState, residency: Residency, erased: Set[int], note_dirty: Callable[[int], None]
+    ) -> None:
+        """`erased`: the namespaces of tenants that were erased since the start; it is read, not copied.
+        `note_dirty` is called with every block that is whole again; the cold store may not have it."""
         self._core = core
         self._residency = residency
+        self._note_dirty = note_dirty
         self._erased = erased
         #: What clients of an earlier daemon may still view, by isolation domain: extents that are closed, and
         #: fragments that are held.
@@ -145,6 +149,8 @@ class FoundMemory:
             self._core.transitions.hold(fragment, tier)
             self._held[namespace.domain].append((tier, fragment))
         self._residency.land(fragment, tier, label)
+        if catalog.tier_of(row) is not None:
+            self._note_dirty(row)
         return True
 
     def _add(self, namespace: NamespaceEntry, label: FragmentLabel) -> int:
