@@ -42,7 +42,7 @@ class _Running:
         for entry in (completion.logprobs or [])[len(self.logprobs) :]:
             self._take_logprobs(entry, self.tokens[len(self.logprobs)])
         self.num_cached = output.num_cached_tokens or 0
-        self.num_preemptions = output.metrics.num_preemptions if output.metrics else 0
+        self.num_preemptions = getattr(output.metrics, "num_preemptions", 0)  # 0.30 brought it
         self.transfer = output.kv_transfer_params
         if num_new and not self.first_at_s:
             self.first_at_s = now_s

@@ -9,6 +9,8 @@ with the same request, alone, in an engine that lacks nothing.
 import random
 from pathlib import Path
 
+from vllm.v1.metrics.stats import RequestStateStats
+
 from bench.vllm.process import Output, outputs_of
 
 from .comparison import Tally, difference
@@ -64,7 +66,7 @@ def test_preempted_aborted_and_bereaved_requests_answer_right(tmp_path: Path) ->
         hits = engines.subject.metrics()["vllm:external_prefix_cache_hits"]
         print(f"\n{tally}, {num_preemptions} preemptions, {hits:.0f} tokens from the appliance")
     assert tally.mismatches == []
-    assert num_preemptions > 0
+    assert num_preemptions > 0 or not hasattr(RequestStateStats(), "num_preemptions")  # before 0.30
     assert tally.num_aborted > 0
     assert hits > 0
 
