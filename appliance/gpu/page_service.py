@@ -22,7 +22,7 @@ from functools import partial
 from secrets import randbits
 from typing import Any, NamedTuple, TypeVar
 
-from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
+from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier, tenant_of
 from ...tiers.gpu.device.contract import Device, DeviceError, DeviceFault, Event
 from ...tiers.gpu.pages.gather import AddressesOf, GatherCopier, PageLane
 from ...tiers.gpu.pages.kernels import load, measured
@@ -30,6 +30,7 @@ from ...tiers.gpu.pages.layouts import LayoutError, check_layout
 from ...tiers.gpu.pages.pages import PageIdError
 from ...tiers.memory.places import I64
 from ...v1 import direct_pb2
+from ..core.shares import Shares
 from ..errors import ApplianceError, error
 from ..replies import AnswerQueue
 from ..security.callers import Caller
@@ -100,8 +101,8 @@ class DirectPath:
         self._hashers = hashers
         self._loop = asyncio.get_running_loop()
         self._registrations: list[Registration] = []
+        self._shares = Shares(MAX_REGISTRATIONS, 0)  # registrations, also those that begin or end
         self._registering: Counter[int] = Counter()  # RegisterPages under way, by client
-        self._num_closing = 0  # registrations with memory that is being unmapped
         self._puts = PagePuts(service, self.counters, self._on_trouble, self._registrations)
         self._is_closed = False
         self._lanes = {one.device.uuid: _OpenLane.of(one) for one in devices}
@@ -124,8 +125,12 @@ class DirectPath:
         if self._registering[client.id] >= MAX_REGISTERING:
             message = f"{MAX_REGISTERING} registrations of this client are under way"
             raise error("TOO_MANY_IN_FLIGHT", message, retry_after_s=0.1)
-        if len(self._registrations) + self._registering.total() + self._num_closing >= MAX_REGISTRATIONS:
-            raise error("TOO_MANY_CLIENTS", f"{MAX_REGISTRATIONS} runtimes have registered pages", 1.0)
+        tenant = tenant_of(client.domain)
+        self._shares.resize(MAX_REGISTRATIONS, self._service.options.num_tenants)
+        if not self._shares.may_take(tenant, 1):
+            held = self._shares.held(tenant)
+            message = f"{held} runtimes of the tenant have registered pages, its share of {MAX_REGISTRATIONS}"
+            raise error("TOO_MANY_CLIENTS", message, 1.0)
         if max(len(request.event_handles) - MAX_EVENTS, request.num_event_sets - MAX_EVENT_SETS) > 0:
             raise error("BAD_PAGES", f"at most {MAX_EVENTS} events and {MAX_EVENT_SETS} event sets are taken")
         handles = [*(one.handle for one in request.allocations), *request.event_handles]
@@ -137,13 +142,18 @@ class DirectPath:
         except LayoutError as problem:
             raise error("BAD_PAGES", str(problem)) from None
         self._registering[client.id] += 1
+        self._shares.add(tenant, 1)
         registering = self._loop.create_task(self._register(client, lane, identity, request))
-        registering.add_done_callback(partial(self._registered, client.id))
+        registering.add_done_callback(partial(self._registered, client))
         return registering
 
-    def _registered(self, client_id: int, _: "asyncio.Future[direct_pb2.RegisterPagesResponse]") -> None:
+    def _registered(
+        self, client: ConnectedClient, done: "asyncio.Future[direct_pb2.RegisterPagesResponse]"
+    ) -> None:
         """Count a RegisterPages that is under way no more, well or not."""
-        self._registering[client_id] -= 1
+        self._registering[client.id] -= 1
+        if done.cancelled() or done.exception() is not None:
+            self._shares.give(tenant_of(client.domain), 1)
         self._registering += Counter()  # drops clients that register nothing
 
     async def _register(
@@ -278,11 +288,14 @@ class DirectPath:
         self._registrations.remove(registration)
         self._service.clients.close(registration.client.id, "pages unregistered")
         work = self._loop.create_task(self._give_back(registration))
-        work.add_done_callback(lambda _: registration.ended.set_result(None))
+        work.add_done_callback(lambda _: self._ended(registration))
+
+    def _ended(self, registration: Registration) -> None:
+        self._shares.give(tenant_of(registration.client.domain), 1)
+        registration.ended.set_result(None)
 
     async def _give_back(self, registration: Registration) -> None:
         """Close what a registration has of the device. A failure is logged and counted."""
-        self._num_closing += 1
         try:
             await asyncio.wrap_future(
                 apart(registration.mapping.give_back, f"kvtier-unmap-{registration.owner}")
@@ -290,8 +303,6 @@ class DirectPath:
         except DeviceError as problem:
             log.error("pages of client %d could not be closed: %s", registration.owner, problem)
             self.counters["direct_close_failed"] += 1
-        finally:
-            self._num_closing -= 1
 
     def _on_trouble(self, problem: DeviceError) -> None:
         """A put met a broken device; on any thread."""

@@ -7,7 +7,7 @@ a state one can look at, not a moment one has to hit.
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +51,7 @@ class Served:
         nvme: bool = False,
         device: FakeDevice | None = None,
         peers: Sequence[FakeDevice] = (),
+        tenants: Mapping[str, Any] | None = None,
     ) -> None:
         self.device = device or FakeDevice(is_live=True, num_streams=NUM_STREAMS, seed=1)
         dram = {"capacity": "8MiB", "extent": "2MiB"}
@@ -64,6 +65,7 @@ class Served:
             "tiers": tiers,
             "compression": {"codec": "identity"},
             "observe": {"http": "off"},
+            "tenants": tenants or {},
         }
         self.peers = peers
         self.thread = DaemonThread(Settings.model_validate(settings), self.device, peers)

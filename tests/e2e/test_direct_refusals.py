@@ -1,6 +1,7 @@
 """What the direct path refuses, and its limits: wrong calls, hostile ones, and too many of them."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -328,12 +329,41 @@ def test_pages_that_are_still_being_closed_count(gated: Served, monkeypatch: pyt
         undo.enter_context(runtime_at(gated.target))
         device.may_close.clear()
         ending = one.start(one.close)
-        gated.until(lambda: gated.daemon.direct._num_closing == 1)
+        gated.until(lambda: len(gated.daemon.direct._registrations) == 1)
         with pytest.raises(Overloaded, match="have registered pages"):
             Runtime(gated.target)
         device.may_close.set()
         ending.result(WAIT_S)
         undo.enter_context(runtime_at(gated.target))
+
+
+def test_registrations_of_one_tenant_leave_the_others_their_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: one tenant took all 64, for as long as its runtimes lived."""
+    monkeypatch.setattr(direct, "MAX_REGISTRATIONS", 8)
+    tenants = {"acme": {"members": [f"uid:{os.getuid()}"]}, "bolt": {"members": ["uid:4711"]}}
+    pages, device = Pages(), FakeDevice(is_live=True, num_streams=128, seed=1)
+
+    async def main(target: str) -> None:
+        async with AsyncClient(target) as client:
+            namespace = await client.register(IDENTITY)
+
+            async def register() -> Any:
+                return await client.register_pages(namespace, "vllm", pages.tensors, pages.exporter)
+
+            # two are reserved for each tenant; of the other four as many as are left free
+            held = [await register() for _ in range(4)]
+            with pytest.raises(Overloaded, match="4 runtimes of the tenant have registered pages"):
+                await register()
+            await held.pop().unregister()
+            held.append(await register())
+            for one in held:
+                await one.unregister()
+
+    with Served(tmp_path, device=device, tenants=tenants) as served:
+        asyncio.run(main(served.target))
+    pages.device.shut_down()
 
 
 @pytest.mark.parametrize("num_cancellations", [1, 2])
