@@ -15,6 +15,7 @@ The daemon ends with its supervisor (PR_SET_PDEATHSIG). Rejected: a supervisor i
 systemd's descriptor store (see above), files in tmpfs (every process of the user can write them).
 """
 
+import contextlib
 import ctypes
 import gc
 import mmap
@@ -75,7 +76,7 @@ class Supervisor:
             if num_early_deaths == MAX_EARLY_DEATHS - 1:
                 self._give_up_memory()
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            print(f"kvtier: the daemon ended ({why}); starting another one", file=sys.stderr, flush=True)
+            _report(f"the daemon ended ({why}); starting another one")
 
     def _become_daemon(self, channel: socket.socket, supervisor: int) -> int:
         """Run the daemon in this process, a child; return its exit code."""
@@ -153,6 +154,12 @@ class Supervisor:
         """Forget all memory: it may be the reason why no daemon gets to serve."""
         for name in list(self.kept):
             self._drop(name)
+
+
+def _report(what: str) -> None:
+    """Write a line to stderr. Without a reader there it is lost, and nothing else is."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"kvtier: {what}\n".encode())
 
 
 def _prctl(option: int, value: int) -> None:

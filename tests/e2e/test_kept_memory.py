@@ -19,7 +19,7 @@ from kvtier.clients.errors import KvtierError
 from kvtier.tiers.memory import memfd
 from kvtier.v1.shm import HUGE_PAGE_BYTES
 
-from ..daemon import PATIENT, START_S, Daemon, is_alive
+from ..daemon import PATIENT, START_S, Daemon, child_of, is_alive
 
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
@@ -187,6 +187,34 @@ def test_a_restart_keeps_memory(running: Daemon) -> None:
     assert "has taken over" in asked.stdout
     assert running.pid not in (0, before)
     assert found(running) == NUM_BLOCKS
+
+
+def test_a_daemon_that_dies_is_replaced_without_a_reader_of_stderr(tmp_path: Path) -> None:
+    """Before: the supervisor ended in BrokenPipeError, and all memory with it."""
+    reading, writing = os.pipe()
+    target = f"unix://{tmp_path}/k.sock"
+    sizes = ["--set", "tiers.dram.capacity=64MiB", "--set", "observe.http=off"]
+    command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", target, *sizes]
+    supervisor = subprocess.Popen(command, stderr=writing, stdout=subprocess.DEVNULL)
+    os.close(writing)
+    try:
+        deadline_at, pause = time.monotonic() + START_S, threading.Event()
+        while not (tmp_path / "k.sock.local").exists():
+            assert supervisor.poll() is None
+            assert time.monotonic() < deadline_at
+            pause.wait(0.02)
+        before = child_of(supervisor.pid)
+        assert before
+        os.close(reading)
+        os.kill(before, signal.SIGKILL)
+        deadline_at = time.monotonic() + START_S
+        while child_of(supervisor.pid) in (0, before):
+            assert supervisor.poll() is None, "the supervisor ended"
+            assert time.monotonic() < deadline_at
+            pause.wait(0.005)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
 
 
 def test_the_daemon_ends_with_its_supervisor_and_memory_with_both(running: Daemon) -> None:
