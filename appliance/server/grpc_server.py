@@ -37,6 +37,7 @@ from .admission import Admission
 from .cache_service import CacheService
 from .call_latency import CallLatencies
 from .listeners import Listeners
+from .peer_credential_proxy import MAX_CONNECTIONS
 from .queue_probe import QueueProbe
 from .streams import IDLE_S
 
@@ -59,6 +60,8 @@ OPTIONS: Final = {
     "grpc.so_reuseport": 0,
     # Of a connection; further calls wait in the client's channel.
     "grpc.max_concurrent_streams": 32,
+    # Of a listener; more are closed. The Unix socket's proxy refuses earlier, and by user.
+    "grpc.max_allowed_incoming_connections": MAX_CONNECTIONS + 1,  # and the probe's
     # Calls that gRPC keeps in its queue. It ends further ones without a reason (CANCELLED), above the first
     # limit some of them.
     "grpc.server.max_pending_requests": 4096,

@@ -273,3 +273,29 @@ def test_a_stranger_at_the_grpc_socket_has_few_connections(closed_to_us: DaemonT
             second.connect(path)
             assert second.recv(1) == b""
     assert closed_to_us.call(closed_to_us.daemon.counters)["grpc_closed_of_no_tenant"] == 1
+
+
+def test_tcp_connections_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: one host opened as many as the daemon had descriptors."""
+    monkeypatch.setitem(grpc_server.OPTIONS, "grpc.max_allowed_incoming_connections", 4)
+    settings = small_settings(folder, listen=["127.0.0.1:0"], access={"insecure": True})  # type: ignore[arg-type]
+    with DaemonThread(settings) as served, contextlib.ExitStack() as undo:
+        host, _, port = served.daemon.grpc.addresses[0].rpartition(":")
+        peers = [undo.enter_context(socket.create_connection((host, int(port)))) for _ in range(8)]
+        deadline_at = time.monotonic() + WAIT_S
+        while sum(is_closed(peer) for peer in peers) < 4:
+            assert time.monotonic() < deadline_at, "all were taken"
+            time.sleep(0.02)
+
+
+def is_closed(peer: socket.socket) -> bool:
+    """Whether the other end was closed; what it sent meanwhile is read and dropped."""
+    peer.setblocking(False)
+    try:
+        while peer.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
