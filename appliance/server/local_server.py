@@ -37,6 +37,7 @@ from ..transfer.lanes import Route
 from .cache_service import CacheService
 from .intent_service import IntentService
 from .local_connection import LocalConnection, peer_of
+from .open_domains import OpenDomains
 from .ports import PagesPort
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,6 @@ MAX_STRANGERS = 16
 MAX_PREFAULTS = 2  # at a time: they take threads that others need, too
 MIN_STAGING_BYTES = 4 << 20  # less than this is refused rather than given, unless less is wanted
 ATTACH_TIMEOUT_S = 5.0
-MAX_DOMAINS = 256
 REST_S = 1.0  # after a connection could not be accepted
 LIMITED_CALLS = limited_calls()
 
@@ -91,7 +91,7 @@ class LocalServer:
         self._strangers: set[LocalConnection] = set()
         self._prefaults = asyncio.Semaphore(MAX_PREFAULTS)
         self._prefaulting: set[asyncio.Task[None]] = set()
-        self._domains: set[str] = set()
+        self._domains = OpenDomains(service)
         self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
         self._direct: PagesPort | None = None
         self._socket: socket.socket | None = None
@@ -270,14 +270,17 @@ class LocalServer:
         self, connection: LocalConnection, frame: Frame, request: local_pb2.AttachRequest
     ) -> None:
         service = self._service
-        name = checks.text("name", request.name)
         connection.caller.principal = self._access.of_peer(connection.uid, connection.gid)
         domain = domain_in(connection.caller.tenancy, checks.text("domain", request.domain))
         if service.draining:
             raise error("DRAINING", "the daemon is shutting down; recompute", retry_after_s=1.0)
-        if domain not in self._domains and len(self._domains) >= MAX_DOMAINS:
-            raise error("TOO_MANY_CLIENTS", f"{MAX_DOMAINS} isolation domains are in use; share some")
-        self._domains.add(domain)
+        with self._domains.attaching(domain):
+            await self._open_in(domain, connection, frame, request)
+
+    async def _open_in(
+        self, domain: str, connection: LocalConnection, frame: Frame, request: local_pb2.AttachRequest
+    ) -> None:
+        service = self._service
         number = service.domain_number(domain)
         staging_bytes = self._take_staging(domain, request.staging_bytes)
         memory = service.memory(service.ladder.put_tier)
@@ -285,7 +288,7 @@ class LocalServer:
         def make() -> tuple[StagingExtent, int]:
             staging = StagingExtent(staging_bytes)
             try:
-                return staging, memory.index_for(number).descriptor
+                return staging, memory.indexes.of(number).descriptor
             except SharedMemoryError:
                 staging.close()
                 raise
@@ -298,8 +301,9 @@ class LocalServer:
         client = None
         try:
             if not connection.closed:
+                name, routes = checks.text("name", request.name), self._staging_routes(staging)
                 client = service.clients.open_local(
-                    name, domain, staging, self._staging_routes(staging), connection.pid, connection.uid
+                    name, domain, staging, routes, connection.pid, connection.uid
                 )
         finally:
             if client is None:

@@ -56,7 +56,7 @@ class ExtentEngine:
         self.tier = tier
         self.first_extent = first_extent
         self._room = room
-        self._indexes = indexes
+        self.indexes = indexes  # all memory tiers share them
         self._huge_pages = huge_pages
         self.numa_nodes = tuple(numa_nodes)
         self._keeper = keeper
@@ -314,10 +314,6 @@ class ExtentEngine:
         """Return the sealed descriptor of an extent of this tier. It stays the engine's: do not close it."""
         return self._extent(extent_number - self.first_extent).descriptor
 
-    def index_for(self, domain: int) -> IndexWriter:
-        """Return the index of `domain`, which all memory tiers share. Raises SharedMemoryError."""
-        return self._indexes.of(domain)
-
     # ---------------------------------------------------------------------------------------- the rest
 
     def prefault(self) -> None:
@@ -438,7 +434,7 @@ class ExtentEngine:
         domain = self._room.domain_of_extent(number)
         assert domain is not None
         try:
-            index = self._indexes.of(domain)
+            index = self.indexes.of(domain)
         except SharedMemoryError:
             return None
         self._index_of_extent[number] = index

@@ -153,6 +153,9 @@ class Indexes:
         self._writers: dict[int, IndexWriter] = {}
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._writers)
+
     def of(self, domain: int) -> IndexWriter:
         """Return the index of `domain`."""
         writer = self._writers.get(domain)
@@ -161,13 +164,22 @@ class Indexes:
                 if domain not in self._writers and len(self._writers) >= self._max_domains:
                     raise memfd.SharedMemoryError(
                         f"{self._max_domains} isolation domains are in use, which is the limit; "
-                        "let clients share domains or restart the daemon"
+                        "let clients share domains"
                     )
                 if domain not in self._writers:
-                    name = f"{INDEX_NAME}{domain}-{self._epoch}"
+                    name = self._name(domain)
                     self._writers[domain] = IndexWriter(self._log2_entries, self._epoch, name, self._keeper)
                 writer = self._writers[domain]
         return writer
+
+    def drop(self, domain: int) -> None:
+        """Close the index of `domain`, which no extent is bound to; `of` makes an empty one again."""
+        with self._lock:
+            writer = self._writers.pop(domain, None)
+            if writer is not None:
+                writer.close()
+                if self._keeper is not None:
+                    self._keeper.drop(self._name(domain))
 
     def num_dropped(self) -> int:
         """Return how many entries found no room, all domains together."""
@@ -182,3 +194,7 @@ class Indexes:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+
+    def _name(self, domain: int) -> str:
+        """Return the name by which a keeper knows the index of `domain`."""
+        return f"{INDEX_NAME}{domain}-{self._epoch}"

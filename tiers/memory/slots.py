@@ -277,6 +277,15 @@ class SlotPool:
         domain = self._extents[number].domain
         return None if domain == _UNBOUND else domain
 
+    def unshare(self, domain: int) -> None:
+        """Forget the share of a domain that has no extent."""
+        assert domain not in self.bound_domains()
+        self._share_of.pop(domain, None)
+
+    def bound_domains(self) -> set[int]:
+        """Return the domains that have an extent, be it empty."""
+        return {extent.domain for extent in self._extents} - {_UNBOUND}
+
     def statistics(self) -> RoomStatistics:
         """Return the present numbers; slots of uncut extents count as free in full.
         What is in leaving extents counts as taken, but not to the capacity: it has to find room elsewhere."""

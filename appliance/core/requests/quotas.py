@@ -43,6 +43,12 @@ class Quotas:
                     self._shares[tier, tenant] = share
                 room.share(number, share)
 
+    def forget(self, number: int) -> None:
+        """A domain that has no extent and no namespace takes part in no share any more."""
+        for room in self._core.rooms.values():
+            if isinstance(room, SlotPool):
+                room.unshare(number)
+
     def pinnable_bytes(self, client: ClientEntry) -> int | None:
         """Return how many more bytes the clients of a client's tenant may hold; None: no limit."""
         tenant = tenant_of(client.domain)

@@ -237,6 +237,14 @@ class RequestRegistry:
             self.quotas.introduce(name, number)
         return number
 
+    def forget_domains(self, names: Iterable[str]) -> None:
+        """Forget domains without extents, as far as no namespace is in them: names do not pile up."""
+        used = {namespace.domain for namespace in self._core.catalog.namespaces.values()}
+        for name in names:
+            if (number := self._domains.get(name)) is not None and number not in used:
+                del self._domains[name]
+                self.quotas.forget(number)
+
 
 def unknown_namespace(namespace_id: int) -> Refusal:
     """Return the refusal of a namespace that is not registered (or of another domain's: the same words)."""

@@ -153,7 +153,7 @@ def test_what_the_index_cannot_hold_is_still_served() -> None:
         assert into == make_payload(number, LENGTH)
         engine.retract(place)
     with pytest.raises(SharedMemoryError):
-        engine.index_for(2)
+        engine.indexes.of(2)
     engine.close()
     indexes.close()
 
