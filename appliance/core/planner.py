@@ -284,7 +284,8 @@ class Planner:
         known = set(self.catalog.namespaces)
         namespaces = [self.requests.add_namespace(identity) for identity in recovered.namespaces]
         adopt(recovered, namespaces, self.core)
-        list(self.requests.forget_unused(one for one in namespaces if one.id not in known))
+        for namespace in self.requests.unused(one for one in namespaces if one.id not in known):
+            self.requests.forget(namespace)
         self.pressure.cold_quota.enforce()
         return self.catalog.num_blocks
 

@@ -108,9 +108,10 @@ class Adoption:
             for tier, number in self._extents
         ]
         for (tier, number), fragments in zip(self._extents, reading, strict=True):
-            engine, found = self._engines[tier], await fragments
-            if not found:
-                await loop.run_in_executor(pool, engine.forget, number)
+            engine, named = self._engines[tier], await fragments
+            found = self._found.takes(named)
+            if not found or len(found) < len(named):
+                await loop.run_in_executor(pool, engine.forget, number, [slot for slot, _ in found])
             self._appliance.step(ExtentFound(tier, number, found, viewed))
             newest = engine.generation_of(number) if found else 0
             found_in.append((newest, tier, [(place_of(number, slot), label) for slot, label in found]))

@@ -294,12 +294,12 @@ class ExtentEngine:
             for place, label in fragments
         ]
 
-    def forget(self, number: int) -> None:
-        """Give the memory of an extent back that nothing was found in, unless no slot was ever filled.
-
-        It may have bytes of any isolation domain.
-        """
-        if self._extent(number).headers.last_generation:
+    def forget(self, number: int, but: Sequence[int] = ()) -> None:
+        """Make the slots of an inherited extent empty but for these. If all are, give its memory back, unless
+        no slot was ever filled: it may have bytes of any isolation domain."""
+        extent = self._extent(number)
+        extent.headers.empty_all(but)
+        if not but and extent.headers.last_generation:
             with self._prefaulting, self._lock:
                 self._extents.pop(number).forget()
 

@@ -48,19 +48,30 @@ class FoundMemory:
         #: one) -> their handles.
         self._orphans: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
 
+    def takes(self, fragments: Sequence[tuple[int, FragmentLabel]]) -> list[tuple[int, FragmentLabel]]:
+        """Return those of an extent's fragments, (slot, label), that `take` may be given: those of their
+        namespaces; none at all when they are of two isolation domains, of which each could map the other's
+        bytes."""
+        found = [(self._domain_of(label), slot, label) for slot, label in fragments]
+        domains = {domain for domain, _, _ in found if domain is not None}
+        return [(slot, label) for domain, slot, label in found if domains == {domain}]
+
     def take(self, event: ExtentFound) -> None:
-        """Take the slots of an extent's fragments that are of the first one's isolation domain."""
-        found = [(self._domain_of(label), slot, label) for slot, label in event.fragments]
-        domain = next((domain for domain, _, _ in found if domain is not None), 0)
-        mine = [(slot, label) for of_domain, slot, label in found if of_domain == domain]
+        """Take the slots of an extent's fragments, which are all of one isolation domain; without any, an
+        extent whose bytes were given back."""
+        domains = {self._domain_of(label) for _, label in event.fragments}
+        assert None not in domains
+        assert len(domains) <= 1, "an extent is of one domain"
+        domain = next(iter(domains), 0) or 0
         room = cast(MemoryRoom, self._core.rooms[event.tier])
         is_viewed = domain in event.viewed
-        room.adopt(event.extent, domain, {slot: label.raw_length for slot, label in mine}, is_viewed)
-        if is_viewed and mine:
+        sizes = {slot: label.raw_length for slot, label in event.fragments}
+        room.adopt(event.extent, domain, sizes, is_viewed)
+        if is_viewed and sizes:
             self._viewed[domain].append((event.tier, event.extent))
         if not self._orphans:
             self._note_orphans()
-        for slot, label in mine:
+        for slot, label in event.fragments:
             waiting = self._unverified.setdefault((label.namespace_id, label.prefix_hash), [])
             waiting.append((event.tier, place_of(event.extent, slot), label))
 

@@ -5,7 +5,7 @@ fix. A retry with the same request id finds the job of its first try here (invar
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Protocol
 
@@ -175,21 +175,31 @@ class RequestRegistry:
 
     def _has_place(self, tenant: str) -> bool:
         """Return whether a tenant may have one more namespace, after forgetting unused ones if need be:
-        the tenant's own first, in the order in which they were registered."""
-        if self._shares.may_take(tenant, 1):
+        the tenant's own first, in the order in which they were registered. None is forgotten in vain."""
+        shares = self._shares
+        if shares.may_take(tenant, 1):
             return True
         own_first = sorted(self._by_digest.values(), key=lambda one: tenant_of(one.identity.domain) != tenant)
-        return any(self._shares.may_take(tenant, 1) for _ in self.forget_unused(own_first))
+        to_forget: list[NamespaceEntry] = []
+        for namespace in self.unused(own_first):
+            shares.give(tenant_of(namespace.identity.domain), 1)
+            to_forget.append(namespace)
+            if is_enough := shares.may_take(tenant, 1):
+                break
+        else:
+            is_enough = False
+        for namespace in to_forget:
+            shares.add(tenant_of(namespace.identity.domain), 1)
+        for namespace in to_forget if is_enough else ():
+            self.forget(namespace)
+        return is_enough
 
-    def forget_unused(self, namespaces: Iterable[NamespaceEntry]) -> Iterator[NamespaceEntry]:
-        """Forget those of these namespaces that have no blocks, one by one; yield each one forgotten."""
+    def unused(self, namespaces: Iterable[NamespaceEntry]) -> list[NamespaceEntry]:
+        """Return those of these namespaces that have no blocks, and that no unfinished work names."""
         in_use = self.namespaces_in_use()
-        for namespace in namespaces:
-            if not namespace.rows and namespace.id not in in_use:
-                self._forget(namespace)
-                yield namespace
+        return [one for one in namespaces if not one.rows and one.id not in in_use]
 
-    def _forget(self, namespace: NamespaceEntry) -> None:
+    def forget(self, namespace: NamespaceEntry) -> None:
         """Forget a namespace without blocks. Its id names no other one: a client that still has it is told to
         register again."""
         core, identity = self._core, namespace.identity
