@@ -290,9 +290,12 @@ class Planner:
         return self.catalog.num_blocks
 
     def name_namespaces(self, identities: Mapping[int, NamespaceIdentity]) -> None:
-        """Give namespaces the ids that slots in memory know them by. Before anything else."""
+        """Give namespaces the ids that slots in memory know them by. Before anything else. One that was
+        forgotten and registered again has its later id: nothing was stored under the former one."""
+        last = {identity.digest: number for number, identity in identities.items()}
         for number, identity in identities.items():
-            self.requests.add_namespace(identity, number)
+            if number == last[identity.digest]:
+                self.requests.add_namespace(identity, number)
         self.found_memory.awaited.update(identities)
 
     def identities(self) -> dict[int, NamespaceIdentity]:

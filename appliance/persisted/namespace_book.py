@@ -1,7 +1,9 @@
 """The namespaces that slot headers name by number, in memory that outlives the daemon.
 
 A list that grows: each entry has its length, a check and the id of its namespace before it, and what a
-killed daemon left half written ends the list. A full list is written anew, with the present namespaces.
+killed daemon left half written ends the list. A full list is written anew, with the present namespaces. It
+is full at twice the namespaces that there can be: so registering one writes one entry, nearly always, and
+those that were forgotten since leave space for those that there are.
 
 A later entry of a namespace is in force in place of a former one. One that begins with ERASED says that its
 tenant is being erased: a daemon that finds it takes nothing of this namespace over.
@@ -17,18 +19,23 @@ from ...tiers.block import NamespaceIdentity, tenant_of
 from ...tiers.cold.manifest import parse_identity
 from ...tiers.memory import memfd
 from ...tiers.memory.keeper import Keeper
-from ...v1.shm import HUGE_PAGE_BYTES
+from ..core.options import PlannerOptions
 
-NAME = "kvtier-namespaces-2"
-_NUM_BYTES = 2 * HUGE_PAGE_BYTES  # of addresses; pages are taken as they are written
+NAME = "kvtier-namespaces-3"
+MAX_TEXTS_BYTES = 1024  # of the free texts of an identity together
+MAX_IDENTITY_BYTES = MAX_TEXTS_BYTES + 512  # with digests, numbers and tags
 _HEAD = struct.Struct("<III")  # length, crc32 of what follows, id
+MAX_ENTRIES = 2 * PlannerOptions().max_namespaces
+#: Of addresses: pages are taken as they are written. Present are MAX_ENTRIES at most, because a start names
+#: all that it finds, and as many may be entered with them.
+NUM_BYTES = 2 * MAX_ENTRIES * (_HEAD.size + MAX_IDENTITY_BYTES)
 ERASED = b"\0"  # no identity begins with it
 
 
 class NamespaceBook:
     """What a keeper holds of namespaces, by id. `inherited` are those of before that were not erased."""
 
-    def __init__(self, keeper: Keeper, num_bytes: int = _NUM_BYTES) -> None:
+    def __init__(self, keeper: Keeper, num_bytes: int = NUM_BYTES) -> None:
         inherited = keeper.take(NAME)
         if inherited is None:
             self._descriptor = memfd.create(NAME, num_bytes)
@@ -37,7 +44,7 @@ class NamespaceBook:
             memfd.seal(self._descriptor, memfd.SEALS_FIXED_SIZE)
         else:
             self._descriptor, self._mapping = inherited
-        self._end = 0
+        self._end = self._num_entries = 0
         self.identities: dict[int, NamespaceIdentity] = {}
         self._erased: set[int] = set()
         while self._read():
@@ -78,10 +85,11 @@ class NamespaceBook:
 
     def _enter(self, entries: Mapping[int, NamespaceIdentity]) -> None:
         """Append entries, or write all of them anew where these find no space."""
-        if all(self._write(*one) for one in entries.items()):
+        is_full = self._num_entries + len(entries) > MAX_ENTRIES
+        if not is_full and all(self._write(*one) for one in entries.items()):
             return
         present = {**self.present(), **entries}
-        self._end, self.identities = 0, {}
+        self._end, self._num_entries, self.identities = 0, 0, {}
         for one in present.items():
             self._write(*one)  # slots of namespaces that find no space do not outlive the daemon
 
@@ -99,6 +107,7 @@ class NamespaceBook:
         self._mapping[start : end + _HEAD.size] = bytes(_HEAD.size) + entry + bytes(_HEAD.size)
         _HEAD.pack_into(self._mapping, start, len(entry), zlib.crc32(entry, number), number)  # it counts
         self._end = end
+        self._num_entries += 1
         self.identities[number] = identity
         return True
 
@@ -112,6 +121,7 @@ class NamespaceBook:
         if not length or len(entry) < length or zlib.crc32(entry, number) != check:
             return False
         self._end = start + length
+        self._num_entries += 1
         is_erased = entry.startswith(ERASED)
         try:
             self.identities[number] = parse_identity(entry.removeprefix(ERASED))

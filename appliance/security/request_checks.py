@@ -19,10 +19,10 @@ from ...v1.conversions import URGENCIES, WireTiers, identity_from_wire
 from ...v1.errors import InvalidRequest
 from ..core.events import RetentionHint
 from ..errors import error
+from ..persisted.namespace_book import MAX_TEXTS_BYTES
 
 MAX_TEXT = 256  # characters of names, session ids and request ids
 MAX_RETENTION = 64  # ranges in one request
-MAX_SHARD = 1024  # characters of a namespace's free texts
 
 
 def chain(packed: bytes, max_blocks: int) -> list[bytes]:
@@ -148,9 +148,10 @@ def spans_of_blocks(
 
 def identity(given: types_pb2.NamespaceIdentity, domain: str) -> NamespaceIdentity:
     """Return a namespace's identity in isolation domain `domain`."""
-    for field, value in (("shard", given.shard), ("domain", domain), ("layout", given.geometry.layout)):
-        if len(value) > MAX_SHARD:
-            raise error("BAD_NAMESPACE", f"{field} may have {MAX_SHARD} characters, has {len(value)}")
+    num_bytes = sum(len(one.encode()) for one in (given.shard, domain, given.geometry.layout))
+    if num_bytes > MAX_TEXTS_BYTES:
+        message = f"shard, domain and layout may have {MAX_TEXTS_BYTES} bytes together, have {num_bytes}"
+        raise error("BAD_NAMESPACE", f"{message}; shorten them, or name a hash in their place")
     try:
         return identity_from_wire(given, domain)
     except InvalidRequest as problem:

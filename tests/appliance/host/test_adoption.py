@@ -1,11 +1,13 @@
 """A daemon on memory that another one left, while its background verification gets no processor."""
 
 import asyncio
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import numpy as np
 import pytest
 
 from kvtier.appliance.config import Settings
+from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.requests.erasing import Erasing
 from kvtier.appliance.host import adoption
 from kvtier.appliance.supervisor import Supervisor
-from kvtier.clients import Client, Geometry, NamespaceIdentity, prefix_hashes
+from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity, prefix_hashes
+from kvtier.clients.errors import KvtierError
 from kvtier.tiers.block import Tier
 from kvtier.tiers.memory.keeper import Keeper
 from kvtier.v1 import admin_pb2 as pb
@@ -30,6 +34,8 @@ GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
 )
 IDENTITY = NamespaceIdentity(bytes(range(32)), GEOMETRY)
+SMALL = Geometry(1, 1, 64, 16, "float16")
+NUM_EXTENTS, EXTENT_BYTES = 8, 2 << 20
 NUM_BLOCKS = 12
 TOKENS = list(range(NUM_BLOCKS * 16))
 DATA = np.random.default_rng(5).integers(0, 256, (NUM_BLOCKS, GEOMETRY.block_bytes), np.uint8)
@@ -77,36 +83,52 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     is_free.set()
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """Settings of a daemon with memory only."""
+def settings_in(folder: Path, **sections: Any) -> Settings:
     return Settings.model_validate(
         {
-            "listen": [f"unix://{tmp_path}/k.sock"],
-            "tiers": {"dram": {"capacity": "16MiB", "extent": "2MiB"}},
+            "listen": [f"unix://{folder}/k.sock"],
+            "tiers": {"dram": {"capacity": NUM_EXTENTS * EXTENT_BYTES, "extent": EXTENT_BYTES}},
             "observe": {"http": "off"},
+            **sections,
         }
     )
 
 
-def put_all(address: str) -> None:
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a daemon with memory only."""
+    return settings_in(tmp_path)
+
+
+def put_all(address: str, identity: NamespaceIdentity = IDENTITY) -> None:
     """Put NUM_BLOCKS blocks."""
     with Client(address, timeout=PATIENT) as kv:
-        ns = kv.register(IDENTITY)
+        ns = kv.register(identity)
         assert kv.put(ns, prefix_hashes(ns, TOKENS), DATA).num_stored == NUM_BLOCKS
+
+
+@contextmanager
+def memory_left(
+    settings: Settings, *identities: NamespaceIdentity, before: Callable[[], None] = lambda: None
+) -> Iterator[Holder]:
+    """The memory that a daemon has left: NUM_BLOCKS blocks of each of these namespaces."""
+    before()
+    holder = Holder()
+    keeper = holder.keeper()
+    with DaemonThread(settings, keeper=keeper) as served:
+        for identity in identities:
+            put_all(settings.listen[0], identity)
+        keeper.is_handing_over = True
+    assert served.daemon.assembly.dram.inherited == []
+    yield holder
+    holder.close()
 
 
 @pytest.fixture
 def left(settings: Settings) -> Iterator[tuple[Settings, Holder]]:
     """Settings of a daemon, and the memory that one with them has left: NUM_BLOCKS blocks."""
-    holder = Holder()
-    keeper = holder.keeper()
-    with DaemonThread(settings, keeper=keeper) as served:
-        put_all(settings.listen[0])
-        keeper.is_handing_over = True
-    assert served.daemon.assembly.dram.inherited == []
-    yield settings, holder
-    holder.close()
+    with memory_left(settings, IDENTITY) as holder:
+        yield settings, holder
 
 
 def test_a_get_verifies_what_it_asks_for(left: tuple[Settings, Holder], busy: threading.Event) -> None:
@@ -190,3 +212,129 @@ def cancel_erasing() -> None:
     for task in asyncio.all_tasks():
         if "_erase" in repr(task.get_coro()):
             task.cancel()
+
+
+def forgetting(monkeypatch: pytest.MonkeyPatch, identity: NamespaceIdentity) -> None:
+    """Let the planner not know a namespace when headers that name it were read."""
+    read = adoption.Adoption._read_headers
+
+    async def without(self: adoption.Adoption, viewed: frozenset[int]) -> Any:
+        planner = self._appliance.planner
+        self._found.awaited.clear()
+        numbers = [number for number, one in planner.identities().items() if one == identity]
+        for number in numbers:
+            planner.requests.forget(planner.catalog.namespaces[number])
+        return await read(self, viewed)
+
+    monkeypatch.setattr(adoption.Adoption, "_read_headers", without)
+
+
+def all_verified(served: DaemonThread) -> None:
+    """Wait until nothing is left to be verified."""
+    served.wait(asyncio.wait_for(served.daemon.adoption.is_verified.wait(), PATIENT.call_s))
+
+
+def fill(kv: Client, ns: Namespace) -> None:
+    """Put blocks of zeros, more than dram holds."""
+    num_blocks = EXTENT_BYTES // ns.block_bytes
+    for number in range(NUM_EXTENTS + 1):
+        tokens = [number] * (num_blocks * 16)
+        kv.put(ns, prefix_hashes(ns, tokens), np.zeros((num_blocks, ns.block_bytes), np.uint8))
+
+
+def register_until_refused(kv: Client) -> list[Namespace]:
+    """Register namespaces with a block in each, and three more than there may be."""
+    spaces: list[Namespace] = []
+    for number in range(2 * PlannerOptions().max_namespaces):
+        try:
+            spaces.append(ns := kv.register(NamespaceIdentity(number.to_bytes(32), SMALL)))
+        except KvtierError:
+            break
+        kv.put(ns, prefix_hashes(ns, TOKENS[:16]), np.zeros((1, ns.block_bytes), np.uint8))
+    for number in range(3):
+        with pytest.raises(KvtierError, match="max_namespaces"):
+            kv.register(NamespaceIdentity((1 << 32 | number).to_bytes(32), SMALL))
+    return spaces
+
+
+def memory_of(served: DaemonThread, domain: str) -> list["np.ndarray[Any, np.dtype[np.uint8]]"]:
+    """Return the extents of dram that clients of an isolation domain may map."""
+    engine, number = served.daemon.assembly.dram, served.daemon.planner.domain_number(domain)
+    mine = [one for one in range(engine.num_extents) if engine.domain_of(engine.first_extent + one) == number]
+    return [np.frombuffer(engine.data_of(one), np.uint8) for one in mine]
+
+
+def test_an_extent_of_which_nothing_is_taken_is_given_back(
+    left: tuple[Settings, Holder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: with its bytes to the next isolation domain that needed one."""
+    settings, holder = left
+    forgetting(monkeypatch, IDENTITY)
+    other = NamespaceIdentity(bytes(32), GEOMETRY, domain="other")
+    with DaemonThread(settings, keeper=holder.keeper()) as served:
+        all_verified(served)
+        with Client(settings.listen[0], timeout=PATIENT, domain="other") as kv:
+            fill(kv, kv.register(other))
+        extents = served.call(lambda: memory_of(served, "other"))
+        assert len(extents) == NUM_EXTENTS
+        assert not any(one.any() for one in extents)
+        del extents
+
+
+def test_fragments_that_are_not_taken_are_emptied(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: every later daemon found them again. The audit at the end sees one that is readable."""
+    other = NamespaceIdentity(bytes(32), GEOMETRY)
+    with memory_left(settings, IDENTITY, other) as holder:
+        forgetting(monkeypatch, other)
+        with (
+            DaemonThread(settings, keeper=holder.keeper()) as served,
+            Client(settings.listen[0], timeout=PATIENT) as kv,
+        ):
+            all_verified(served)
+            for identity, num_blocks in ((IDENTITY, NUM_BLOCKS), (other, 0)):
+                ns = kv.register(identity)
+                assert kv.get(ns, prefix_hashes(ns, TOKENS)).num_blocks == num_blocks
+
+
+def tenants(mine: str, other: str) -> dict[str, Any]:
+    """Return two tenants, of which this user is one."""
+    return {mine: {"members": [f"uid:{os.getuid()}"]}, other: {"members": ["uid:4242"]}}
+
+
+def test_a_tenant_beyond_its_share_after_a_restart_takes_nothing_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: its registrations, refused, had the other's namespaces forgotten before memory was read.
+    What it put next stood in the other's memory, which it could map."""
+    attacked = settings_in(tmp_path, tenants=tenants("bolt", "acme"))
+    attacker = settings_in(tmp_path, tenants=tenants("acme", "bolt"))
+    is_open = threading.Event()
+    read = adoption.Adoption._read_headers
+
+    async def later(self: adoption.Adoption, viewed: frozenset[int]) -> Any:
+        await asyncio.to_thread(is_open.wait, PATIENT.call_s)
+        return await read(self, viewed)
+
+    monkeypatch.setattr(adoption.Adoption, "_read_headers", later)
+    with memory_left(attacked, IDENTITY, before=is_open.set) as holder:
+        is_open.clear()
+        with (
+            DaemonThread(attacker, keeper=holder.keeper()) as served,
+            Client(attacker.listen[0], timeout=PATIENT) as kv,
+        ):
+            try:
+                spaces = register_until_refused(kv)
+                assert served.daemon.planner.found_memory.namespaces()
+            finally:
+                is_open.set()
+            all_verified(served)
+            planner = served.daemon.planner
+            (number,) = (n for n, one in planner.identities().items() if one.domain == "tenant:bolt")
+            assert served.call(lambda: len(planner.catalog.namespaces[number].rows)) == NUM_BLOCKS
+            fill(kv, spaces[0])
+            extents = served.call(lambda: memory_of(served, "tenant:acme"))
+            assert extents
+            assert not any(one.any() for one in extents)
+            del extents

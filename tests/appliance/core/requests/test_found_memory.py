@@ -1,11 +1,17 @@
 """What an earlier daemon left in memory: readable when its bytes were verified, and not before."""
 
+from dataclasses import replace
+
 from kvtier.appliance.core import events as ev
-from kvtier.tiers.block import FragmentLabel, Tier
+from kvtier.appliance.core.instructions import Reply
+from kvtier.appliance.core.options import PlannerOptions
+from kvtier.appliance.core.planner import Planner
+from kvtier.appliance.core.results import NamespaceResult, Refusal
+from kvtier.tiers.block import FragmentLabel, NamespaceIdentity, Tier
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import place_of
 
-from ..rig import SLOT_BYTES, Rig, hashes
+from ..rig import GEOMETRY, SLOT_BYTES, Rig, hashes
 
 CHAIN = hashes("a", 3)
 
@@ -24,7 +30,7 @@ def rig_that_finds(namespace_id: int | None = None) -> tuple[Rig, list[tuple[int
         checksum = bytes([slot]) * 16
         label = FragmentLabel(bytes(32), number, CHAIN[block], parent, block, group, SLOT_BYTES, checksum)
         found.append((slot, label))
-    rig.do(ev.ExtentFound(Tier.DRAM, 0, found))
+    rig.do(ev.ExtentFound(Tier.DRAM, 0, rig.planner.found_memory.takes(found)))
     return rig, [(place_of(0, slot), label) for slot, label in found]
 
 
@@ -93,6 +99,46 @@ def test_fragments_of_no_namespace_are_not_waited_for() -> None:
     assert rig.planner.found_memory.unverified(17, CHAIN) == []
     rig.put(hashes("b", 4))
     assert all(rig.where(name) == {"dram"} for name in hashes("b", 4))
+
+
+def test_an_extent_that_names_two_domains_is_not_taken() -> None:
+    """Whichever had it could map the bytes of the other one."""
+    rig, found = rig_that_finds()
+    call = rig.call()
+    other = NamespaceIdentity(b"o" * 16, GEOMETRY, domain="tenant:bolt")
+    rig.do(ev.NamespaceRegistered(call, other))
+    namespace_id = rig.answer(call).namespace_id
+    takes = rig.planner.found_memory.takes
+    assert takes(found) == found
+    place, label = found[-1]
+    assert takes([*found[:-1], (place, replace(label, namespace_id=namespace_id))]) == []
+    assert takes([*found[:-1], (place, replace(label, raw_length=SLOT_BYTES - 1))]) == found[:-1]
+
+
+def test_namespaces_that_memory_may_name_are_not_forgotten_before_it_was_read() -> None:
+    """Before: until then they were without blocks, so one that registered others made them be forgotten."""
+    planner = Planner(PlannerOptions(max_namespaces=2), {Tier.DRAM: SlotPool(1, 1 << 20)})
+    kept = {7: NamespaceIdentity(b"a" * 16, GEOMETRY), 9: NamespaceIdentity(b"b" * 16, GEOMETRY)}
+    planner.name_namespaces(kept)
+    wanted = ev.NamespaceRegistered(1, NamespaceIdentity(b"c" * 16, GEOMETRY))
+    (refused,) = planner.handle(wanted, 0.0)
+    assert isinstance(refused, Reply)
+    assert isinstance(refused.result, Refusal)
+    assert refused.result.reason == "TOO_MANY_NAMESPACES"
+    assert planner.identities() == kept
+    planner.found_memory.awaited.clear()
+    (granted,) = planner.handle(wanted, 0.0)
+    assert isinstance(granted, Reply)
+    assert isinstance(granted.result, NamespaceResult)
+    assert 7 not in planner.identities()
+
+
+def test_a_namespace_that_was_registered_again_has_its_later_id() -> None:
+    """Before: the former one, and nothing was found under the later one."""
+    planner = Planner(PlannerOptions(), {Tier.DRAM: SlotPool(1, 1 << 20)})
+    one, other = NamespaceIdentity(b"a" * 16, GEOMETRY), NamespaceIdentity(b"b" * 16, GEOMETRY)
+    planner.name_namespaces({7: one, 8: other, 9: one})
+    assert planner.identities() == {8: other, 9: one}
 
 
 def test_what_an_erased_tenant_had_is_not_taken() -> None:

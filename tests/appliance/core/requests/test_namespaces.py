@@ -93,6 +93,33 @@ def test_one_tenant_does_not_take_all_namespaces() -> None:
         assert isinstance(register(rig, number, "tenant:other"), NamespaceResult)
 
 
+def test_no_namespace_of_another_tenant_is_forgotten_in_vain() -> None:
+    """Before: all that were unused, and then the one that was beyond its share was refused all the same."""
+    rig = Rig(dram_blocks=64, nvme_blocks=0, max_namespaces=16, num_tenants=2)
+    greedy, other = "tenant:greedy", "tenant:other"
+    theirs = {register(rig, number, other).namespace_id for number in range(3)}
+    rig.do(ev.ClientOpened(2, "", True, greedy))
+    for number in range(100, 130):
+        result = register(rig, number, greedy)
+        if isinstance(result, Refusal):
+            break
+        call = rig.call()
+        rig.do(ev.ReserveRequested(call, 2, "", result.namespace_id, b"", hashes(f"greedy {number}", 1)))
+    else:
+        raise AssertionError("no share")
+    assert result.reason == "TOO_MANY_NAMESPACES"
+    assert theirs <= rig.planner.catalog.namespaces.keys()
+
+
+def test_unused_namespaces_of_others_make_place_for_a_tenant_within_its_share() -> None:
+    rig = Rig(max_namespaces=4)
+    theirs = [register(rig, number, "tenant:other").namespace_id for number in range(3)]
+    assert isinstance(register(rig, 3, "tenant:new"), NamespaceResult)
+    left = [number for number in theirs if number in rig.planner.catalog.namespaces]
+    assert len(rig.planner.catalog.namespaces) == 4
+    assert len(left) >= 2
+
+
 def test_a_start_forgets_namespaces_without_records() -> None:
     """Before: `max_namespaces` counted what was ever stored."""
     rig = Rig(max_namespaces=4)
