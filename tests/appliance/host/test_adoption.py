@@ -236,12 +236,10 @@ def all_verified(served: DaemonThread) -> None:
     served.wait(asyncio.wait_for(served.daemon.adoption.is_verified.wait(), PATIENT.call_s))
 
 
-def fill(kv: Client, ns: Namespace) -> None:
-    """Put blocks of zeros, more than dram holds."""
-    num_blocks = EXTENT_BYTES // ns.block_bytes
-    for number in range(NUM_EXTENTS + 1):
-        tokens = [number] * (num_blocks * 16)
-        kv.put(ns, prefix_hashes(ns, tokens), np.zeros((num_blocks, ns.block_bytes), np.uint8))
+def put_zeros(kv: Client, ns: Namespace, token: int = 0) -> None:
+    """Put one block of zeros: the rest of its extent stays as it was given."""
+    data = np.zeros((1, ns.block_bytes), np.uint8)
+    assert kv.put(ns, prefix_hashes(ns, [token] * 16), data).num_stored == 1
 
 
 def register_until_refused(kv: Client) -> list[Namespace]:
@@ -275,11 +273,12 @@ def test_an_extent_of_which_nothing_is_taken_is_given_back(
     """Before: with its bytes to the next isolation domain that needed one."""
     settings, holder = left
     forgetting(monkeypatch, IDENTITY)
-    other = NamespaceIdentity(bytes(32), GEOMETRY, domain="other")
     with DaemonThread(settings, keeper=holder.keeper()) as served:
         all_verified(served)
         with Client(settings.listen[0], timeout=PATIENT, domain="other") as kv:
-            fill(kv, kv.register(other))
+            for number in range(1, NUM_EXTENTS + 1):  # with slots of a size of its own, so in one of its own
+                shape = Geometry(1, 1, 64 * number, 16, "float16")
+                put_zeros(kv, kv.register(NamespaceIdentity(bytes(32), shape, domain="other")))
         extents = served.call(lambda: memory_of(served, "other"))
         assert len(extents) == NUM_EXTENTS
         assert not any(one.any() for one in extents)
@@ -338,7 +337,7 @@ def test_a_tenant_beyond_its_share_after_a_restart_takes_nothing_of_another(
             planner = served.daemon.planner
             (number,) = (n for n, one in planner.identities().items() if one.domain == "tenant:bolt")
             assert served.call(lambda: len(planner.catalog.namespaces[number].rows)) == NUM_BLOCKS
-            fill(kv, spaces[0])
+            put_zeros(kv, spaces[0], 99)
             extents = served.call(lambda: memory_of(served, "tenant:acme"))
             assert extents
             assert not any(one.any() for one in extents)
