@@ -243,21 +243,22 @@ def put_zeros(kv: Client, ns: Namespace, token: int = 0) -> None:
 
 
 def register_until_refused(kv: Client) -> list[Namespace]:
-    """Register namespaces with a block in each, and three more than there may be."""
+    """Register namespaces with a block in each until three more were refused."""
     spaces: list[Namespace] = []
+    num_refused = 0
     for number in range(2 * PlannerOptions().max_namespaces):
         try:
             spaces.append(ns := kv.register(NamespaceIdentity(number.to_bytes(32), SMALL)))
         except KvtierError as refusal:
             if refusal.reason != "TOO_MANY_NAMESPACES":
                 raise
-            break
+            num_refused += 1
+            if num_refused == 3:
+                return spaces
+            continue
         block = np.zeros((1, ns.block_bytes), np.uint8)
         assert kv.put(ns, prefix_hashes(ns, TOKENS[:16]), block).num_stored == 1
-    for number in range(3):
-        with pytest.raises(KvtierError, match="max_namespaces"):
-            kv.register(NamespaceIdentity((1 << 32 | number).to_bytes(32), SMALL))
-    return spaces
+    raise AssertionError("never refused")
 
 
 def memory_of(served: DaemonThread, domain: str) -> list["np.ndarray[Any, np.dtype[np.uint8]]"]:
