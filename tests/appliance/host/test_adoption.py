@@ -313,8 +313,9 @@ def test_a_tenant_beyond_its_share_after_a_restart_takes_nothing_of_another(
 ) -> None:
     """Before: its registrations, refused, had the other's namespaces forgotten before memory was read.
     What it put next stood in the other's memory, which it could map."""
-    attacked = settings_in(tmp_path, tenants=tenants("bolt", "acme"))
-    attacker = settings_in(tmp_path, tenants=tenants("acme", "bolt"))
+    tiers = {"dram": {"capacity": 8 * NUM_EXTENTS * EXTENT_BYTES, "extent": EXTENT_BYTES}}  # evicts nothing
+    attacked = settings_in(tmp_path, tenants=tenants("bolt", "acme"), tiers=tiers)
+    attacker = settings_in(tmp_path, tenants=tenants("acme", "bolt"), tiers=tiers)
     is_open = threading.Event()
     read = adoption.Adoption._read_headers
 
