@@ -36,7 +36,9 @@ class PlannerOptions:
     max_namespaces: int = 1024
     max_clients: int = 256
     max_sessions: int = 65_536
-    #: From so many sessions on, silent ones of which the last block is gone are forgotten: 2 KiB each.
+    #: Of all sessions, counted once for each: up to 0.1 KiB each. A session without blocks takes 1 KiB.
+    max_session_blocks: int = 1 << 21
+    #: From so many sessions on, silent ones of which the last block is gone are forgotten.
     many_sessions: int = 8192
     max_leases_per_client: int = 4096
     max_pinned_blocks: int = 1 << 20  # of all pins, counted once for each

@@ -239,6 +239,7 @@ class Planner:
             self.resizing.run()
         self.erasing.run()
         self.evicting.run()
+        self.sessions.run()
         self.dirty.run()
 
     def _bring_up(self) -> None:
@@ -256,7 +257,7 @@ class Planner:
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
         room = (self.reclaim, self.pressure, self.resizing)
-        parts = (*room, self.erasing, self.evicting, self.dirty, self.exports)
+        parts = (*room, self.erasing, self.evicting, self.sessions, self.dirty, self.exports)
         return any(part.is_busy for part in parts) or self.waiting.wants_turn
 
     def next_deadline(self) -> float | None:
