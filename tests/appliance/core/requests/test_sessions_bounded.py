@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,15 @@ from kvtier.tiers.block import Urgency
 
 from ..rig import CLIENT, Rig, hashes
 
-LENGTH = 4 * STEP_BLOCKS
+LENGTH = 2 * STEP_BLOCKS
 
 
-def long_session(name: str = "s", **options: int) -> tuple[Rig, list[int]]:
+def long_session(name: str = "s", **options: Any) -> tuple[Rig, list[int]]:
     """Return a rig with a session of LENGTH blocks, and their rows."""
     rig = Rig(dram_blocks=LENGTH + 8, nvme_blocks=0, **options)
     call = rig.start_put(hashes("chain", LENGTH), session_id=name)
     while call not in rig.answers:
+        rig.settle()
         rig.tick()
     session = rig.planner.sessions.get(name)
     assert session is not None
