@@ -291,8 +291,9 @@ class Planner:
         return self.catalog.num_blocks
 
     def name_namespaces(self, identities: Mapping[int, NamespaceIdentity]) -> None:
-        """Give namespaces the ids that slots in memory know them by. Before anything else. One that was
-        forgotten and registered again has its later id: nothing was stored under the former one."""
+        """Give namespaces the ids that slots in memory know them by. Before anything else.
+
+        One that was forgotten and registered again has its later id: nothing was stored under the former."""
         last = {identity.digest: number for number, identity in identities.items()}
         for number, identity in identities.items():
             if number == last[identity.digest]:

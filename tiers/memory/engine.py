@@ -295,8 +295,9 @@ class ExtentEngine:
         ]
 
     def forget(self, number: int, but: Sequence[int] = ()) -> None:
-        """Make the slots of an inherited extent empty but for these. If all are, give its memory back, unless
-        no slot was ever filled: it may have bytes of any isolation domain."""
+        """Make the slots of an inherited extent empty but for these.
+
+        If all are, give its memory back, unless none was ever filled: it may have bytes of any domain."""
         extent = self._extent(number)
         extent.headers.empty_all(but)
         if not but and extent.headers.last_generation:

@@ -49,16 +49,18 @@ class FoundMemory:
         self._orphans: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
 
     def takes(self, fragments: Sequence[tuple[int, FragmentLabel]]) -> list[tuple[int, FragmentLabel]]:
-        """Return those of an extent's fragments, (slot, label), that `take` may be given: those of their
-        namespaces; none at all when they are of two isolation domains, of which each could map the other's
-        bytes."""
+        """Return those of an extent's fragments, (slot, label), that `take` may be given.
+
+        They are of namespaces that there are; none are given when they are of two isolation domains, of which
+        each could map the other's bytes."""
         found = [(self._domain_of(label), slot, label) for slot, label in fragments]
         domains = {domain for domain, _, _ in found if domain is not None}
         return [(slot, label) for domain, slot, label in found if domains == {domain}]
 
     def take(self, event: ExtentFound) -> None:
-        """Take the slots of an extent's fragments, which are all of one isolation domain; without any, an
-        extent whose bytes were given back."""
+        """Take the slots of an extent's fragments, which are all of one isolation domain.
+
+        Without any the extent's bytes were given back."""
         domains = {self._domain_of(label) for _, label in event.fragments}
         assert None not in domains
         assert len(domains) <= 1, "an extent is of one domain"

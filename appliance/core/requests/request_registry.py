@@ -200,8 +200,9 @@ class RequestRegistry:
         return [one for one in namespaces if not one.rows and one.id not in in_use]
 
     def forget(self, namespace: NamespaceEntry) -> None:
-        """Forget a namespace without blocks. Its id names no other one: a client that still has it is told to
-        register again."""
+        """Forget a namespace without blocks.
+
+        Its id names no other one: a client that still has it is told to register again."""
         core, identity = self._core, namespace.identity
         core.catalog.remove_namespace(namespace)
         core.transitions.forget_namespace(namespace.id)

@@ -58,8 +58,10 @@ class SessionEntry:
 
 
 class Sessions:
-    """All sessions. Bounded in number and in blocks: of the same tenant the longest silent one is forgotten,
-    one that is decoding last. Its blocks stay.
+    """All sessions, bounded in number and in blocks.
+
+    Beyond a bound the longest silent one of the same tenant is forgotten, one that is decoding last. Its
+    blocks stay.
 
     The inner name of a tenant's session begins with the tenant and a tab (security/callers.py).
     """
