@@ -242,7 +242,7 @@ def test_fuller_than_full_never_gives_wrong_bytes(world: World, client: Any, nam
 
 def test_lease_reads_in_place(client: Any, namespace: Namespace) -> None:
     data = payload(2)
-    client.put(namespace, chain(2), data)
+    assert client.put(namespace, chain(2), data).complete
     with client.acquire(namespace, chain(3), session="s", urgency=Urgency.PREFILL) as lease:
         parts = {(f.block, f.group): bytes(f.view) for f in lease}
         assert lease.num_blocks == 2
