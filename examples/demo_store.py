@@ -128,8 +128,8 @@ def play(screen: Screen, url: str) -> int:
         totals = second.totals
     num_different = first.totals.num_different + totals.num_different
     screen.say(
-        f"{reused_tokens:,} tokens came from the store; {totals.without_s:.1f} s of prefill became "
-        f"{totals.with_s:.1f} s"
+        f"{reused_tokens:,} tokens were not computed again: they came from the store, what the prompts share "
+        f"once; {totals.without_s:.1f} s of prefill became {totals.with_s:.1f} s"
     )
     if num_different:
         screen.say(f"{num_different} answers DIFFER from a run without kvtier", "red")
