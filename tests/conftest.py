@@ -48,9 +48,9 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         running.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def two_memories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A running daemon of 8 MiB DRAM and 16 MiB of a second memory that many tests share."""
+    """A running daemon of 8 MiB DRAM and 16 MiB of a second memory, empty: a full one evicts blocks."""
     if reason := why_not():
         pytest.skip(reason)
     values = (
