@@ -61,6 +61,8 @@ class SlotExtent:
         if inherited is not None:
             self.descriptor, self._mapping = inherited
             self._huge = os.fstat(self.descriptor).st_blksize == HUGE_PAGE_BYTES
+            # Its maker may have been killed between handing it over and sealing it.
+            memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
         else:
             self._make(huge_pages)
         whole = memoryview(self._mapping)

@@ -75,9 +75,13 @@ def create_mapped(name: str, num_bytes: int, fix: str, *, huge: bool = False) ->
 
 
 def seal(descriptor: int, seals: int) -> None:
-    """Add `seals`, for ever. Map the memory writable before sealing it SEALS_READ_ONLY."""
+    """Add `seals`, for ever, unless they are there. Map the memory writable before sealing it SEALS_READ_ONLY.
+
+    Raises SharedMemoryError.
+    """
     try:
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & seals != seals:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     except OSError as error:
         raise SharedMemoryError(
             f"cannot seal shared memory ({error.strerror}); kvtier needs Linux 5.1 or newer"

@@ -3,13 +3,16 @@
 import contextlib
 import gc
 import logging
+import mmap
 import os
+import socket
 import threading
 
 import pytest
 
 from kvtier.tiers.memory import memfd
 from kvtier.tiers.memory.extent import SlotExtent
+from kvtier.tiers.memory.keeper import Keeper
 from kvtier.v1.shm import extent_file_bytes
 
 SIZE = 4 << 20
@@ -40,6 +43,19 @@ def test_layout_and_prefault() -> None:
     assert extent.report().prefaulted
     assert os.fstat(extent.descriptor).st_blocks * 512 >= extent_file_bytes(SIZE)
     extent.close()
+    extent.close()
+
+
+def test_memory_of_a_daemon_that_was_killed_before_it_sealed_it_is_sealed() -> None:
+    """A daemon hands memory to the supervisor and then seals it; clients map no memory that may shrink."""
+    kept = memfd.create_mapped("test", extent_file_bytes(SIZE), "")
+    with socket.socket() as unused:
+        extent = SlotExtent("test", SIZE, keeper=Keeper(unused, {"test": kept}))
+    with pytest.raises(PermissionError):
+        os.ftruncate(extent.descriptor, SIZE)
+    with pytest.raises(PermissionError):
+        mmap.mmap(extent.descriptor, SIZE)  # writable
+    mmap.mmap(extent.descriptor, SIZE, prot=mmap.PROT_READ).close()
     extent.close()
 
 
