@@ -294,6 +294,7 @@ class Planner:
         """Give namespaces the ids that slots in memory know them by. Before anything else.
 
         One that was forgotten and registered again has its later id: nothing was stored under the former."""
+        self.requests.former_ids.update(identities)
         last = {identity.digest: number for number, identity in identities.items()}
         for number, identity in identities.items():
             if number == last[identity.digest]:

@@ -41,6 +41,8 @@ class RequestRegistry:
         self._domains: dict[str, int] = {}
         self._by_digest: dict[bytes, NamespaceEntry] = {}
         self._num_drawn = self._last_common_id = 0  # ids of namespaces
+        #: Ids of an earlier daemon, which this one does not draw: one of them may name a forgotten namespace.
+        self.former_ids: set[int] = set()
         self._shares = Shares(core.options.max_namespaces, core.options.num_tenants)
         #: Returns the namespaces that unfinished work names; set by the planner.
         self.namespaces_in_use: Callable[[], frozenset[int]] = frozenset
@@ -216,13 +218,14 @@ class RequestRegistry:
     def _draw_id(self, domain: str) -> int:
         """Return an id that names no other namespace in this life. Those of the common domain are counted;
         others say nothing of how many there are, and come again only after four thousand million of them."""
+        taken = self._core.catalog.namespaces.keys() | self.former_ids
         while True:
             if domain:
                 self._num_drawn += 1
                 number = permuted_32(self._num_drawn & 0xFFFF_FFFF, self._core.secret)
             else:
                 number = self._last_common_id = self._last_common_id + 1
-            if (number > MAX_COMMON_ID or not domain) and number not in self._core.catalog.namespaces:
+            if (number > MAX_COMMON_ID or not domain) and number not in taken:
                 return number
 
     def add_namespace(self, identity: NamespaceIdentity, number: int = 0) -> NamespaceEntry:

@@ -141,6 +141,27 @@ def test_a_namespace_that_was_registered_again_has_its_later_id() -> None:
     assert planner.identities() == {8: other, 9: one}
 
 
+def test_an_id_of_the_former_daemon_names_no_other_namespace() -> None:
+    """Before: the id of one that was forgotten was drawn for another one, and a client that still had it was
+    given the other model's blocks."""
+    one, other = (NamespaceIdentity(digest * 16, GEOMETRY, domain="tenant:acme") for digest in (b"a", b"b"))
+
+    def register(planner: Planner, identity: NamespaceIdentity) -> int:
+        (answer,) = planner.handle(ev.NamespaceRegistered(1, identity), 0.0)
+        assert isinstance(answer, Reply)
+        assert isinstance(answer.result, NamespaceResult)
+        return answer.result.namespace_id
+
+    options, secret = PlannerOptions(max_namespaces=1), b"drawn again once in four thousand million"
+    former = Planner(options, {Tier.DRAM: SlotPool(1, 1 << 20)}, secret=secret)
+    number = register(former, one)
+    planner = Planner(options, {Tier.DRAM: SlotPool(1, 1 << 20)}, secret=secret)
+    planner.name_namespaces({number: one})
+    planner.found_memory.awaited.clear()
+    assert register(planner, other) != number
+    assert number not in planner.identities()
+
+
 def test_what_an_erased_tenant_had_is_not_taken() -> None:
     """A get of it would be answered after the administrator was told that nothing is left."""
     rig, found = rig_that_finds()
