@@ -77,7 +77,13 @@ class Crowd:
             self.open_client()
         self.namespace_ids = []
         for identity, speed in zip(self.identities, self.config.prefill_speeds, strict=True):
-            self.register(identity, lambda result: self.namespace_ids.append(result.namespace_id), speed)
+            self.register(identity, self._opened, speed)
+
+    def _opened(self, result: Any) -> None:
+        """Note the id of the next namespace; 0, which is none's, when its tenant may have no other one."""
+        if isinstance(result, Refusal) and result.reason != "TOO_MANY_NAMESPACES":
+            raise Violation("namespaces", f"a namespace was refused: {result.reason}")
+        self.namespace_ids.append(0 if isinstance(result, Refusal) else result.namespace_id)
 
     def register(self, identity: NamespaceIdentity, on_reply: Any, speed: Any = None) -> None:
         """Register a namespace."""

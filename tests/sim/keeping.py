@@ -191,6 +191,7 @@ def _as_found(label: FragmentLabel) -> FragmentLabel:
         label.group,
         label.raw_length,
         label.checksum,
+        is_spent=label.is_spent,
     )
 
 

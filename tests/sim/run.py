@@ -80,8 +80,6 @@ class Run:
         if self.source.is_on:
             self.erasing.num_left = 0  # the settings refuse both
         self.keeping = Keeping(self.world, self.contents)
-        if self.source.is_on:
-            self.keeping.is_on = False
         self.num_left = self.config.num_operations
 
     def execute(self) -> None:
@@ -174,8 +172,8 @@ class Run:
         world = self.world
         world.counts["power_cut" if power else "crash"] += 1
         world.note("!crash", power)
-        certain = self._certain_survivors(power)
         self.daemon.kill()
+        certain = self._certain_survivors(power)  # after the writes that this ends, which may go astray
         erased = self.erasing.crashed()
         kept = self.keeping.keep(self.daemon, erased) if self.keeping.is_on and not power else None
         for client in self.crowd.clients:
