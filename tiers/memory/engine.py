@@ -29,7 +29,7 @@ from .slots import SlotPool
 from .verification import ExtentVerifier
 
 #: Of slots, headers and what they mean. Memory of another layout is never read.
-LAYOUT = 1
+LAYOUT = 2
 #: Numbers of extents a tier may use up in one life of the daemon, growing and shrinking.
 MAX_NUMBERS = 1 << 20
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ...v1.shm import MIN_SLOT_BYTES, PAGE_BYTES, SLOT_HEADER
+from ...v1.shm import IS_SPENT, MIN_SLOT_BYTES, PAGE_BYTES, SLOT_HEADER
 from ..block import FragmentLabel
 from ..payload import checksum
 from .extent import SlotExtent
@@ -52,12 +52,14 @@ def labelled_slots(
         if zlib.crc32(body) != checks[number]:
             continue
         namespace_id, group, _, _, length, _, position, prefix_hash, stored, parent_hash = BODY.unpack(body)
+        is_spent, position = position >= IS_SPENT, position % IS_SPENT
         digest = digest_of(namespace_id)
         if digest is None:
             continue
         if parent_hash == _NO_PARENT and not position:
             parent_hash = b""
         label = FragmentLabel(digest, namespace_id, prefix_hash, parent_hash, position, group, length, stored)
+        label.is_spent = is_spent
         found.append((slot, label))
     return found
 

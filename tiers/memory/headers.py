@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...v1.shm import CHECKSUM_BYTES, HASH_BYTES, SLOT_HEADER
+from ...v1.shm import CHECKSUM_BYTES, HASH_BYTES, IS_SPENT, SLOT_HEADER
 from ..base import Buffer
 from ..block import FragmentLabel
 
@@ -118,7 +118,7 @@ class SlotHeaders:
             label.raw_length,
             label.raw_length,
             0,  # `check`, until it is known
-            label.position,
+            label.position | IS_SPENT if label.is_spent else label.position,
             label.prefix_hash,
             label.checksum,
             label.parent_hash,

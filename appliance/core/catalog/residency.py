@@ -138,7 +138,9 @@ class Residency(Rules):
             self.core.outbox.emit(Retract(tier, (old,)))
         self.core.rooms[tier].release(old, catalog.stored_length(fragment, tier))
         if tier != self._log_tier:
-            self.core.outbox.emit(Publish(tier, (place,), (catalog.label_of(fragment),)))
+            label = catalog.label_of(fragment)
+            label.is_spent = fragment in catalog.spent
+            self.core.outbox.emit(Publish(tier, (place,), (label,)))
         else:
             self._settle(tier, place)
 

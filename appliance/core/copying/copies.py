@@ -336,6 +336,7 @@ class Copies:
             catalog.spent.discard(fragment)
         elif batch.source == self._log_tier and is_lossy(label.codec_id):
             catalog.spent.add(fragment)
+        label.is_spent = fragment in catalog.spent
 
     def _finish_inside(self, batch: _Batch, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
         """A fragment was copied to another place of its tier."""

@@ -158,6 +158,8 @@ class FoundMemory:
         if catalog.fastest(fragment) is not None and catalog.label_of(fragment).checksum != label.checksum:
             return False
         self._residency.arrive(fragment, tier, place)
+        if label.is_spent:
+            catalog.spent.add(fragment)
         if namespace.domain in self._viewed:
             self._core.transitions.hold(fragment, tier)
             self._held[namespace.domain].append((tier, fragment))

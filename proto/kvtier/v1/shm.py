@@ -47,13 +47,14 @@ SLOT_HEADER = np.dtype(
         ("length", "<u8"),  # stored bytes
         ("raw_length", "<u8"),  # the same: memory keeps what was put
         ("check", "<u4"),  # crc32 of what follows the generation, this field taken as zero
-        ("position", "<u4"),  # of the block in its chain, from 0
+        ("position", "<u4"),  # of the block in its chain, from 0; IS_SPENT is the highest bit
         ("prefix_hash", "V32"),
         ("checksum", "V16"),  # xxh3-128 of the raw payload, taken once, at put
         ("parent_hash", "V32"),  # of the block before; zero at the start of a chain
     ]
 )
 assert SLOT_HEADER.itemsize == 128
+IS_SPENT = 1 << 31  # decoded from a lossy record: for the next daemon; clients do not look at it
 
 INDEX_HEADER_BYTES = PAGE_BYTES
 INDEX_HEADER = np.dtype([("magic", "V8"), ("version", "<u4"), ("log2_entries", "<u4"), ("epoch", "<u8")])

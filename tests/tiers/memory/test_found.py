@@ -43,6 +43,7 @@ def label_of(slot: int, payload: bytes) -> FragmentLabel:
         slot % 3,
         len(payload),
         checksum(memoryview(payload)),
+        is_spent=slot > 1,
     )
 
 

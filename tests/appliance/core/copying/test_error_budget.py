@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from kvtier.appliance.compression.codec_choice import CodecChoice
 from kvtier.appliance.config import CompressionSettings
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.instructions import Copy
+from kvtier.appliance.core.instructions import Copy, Instruction, Publish, Retract
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
-from kvtier.tiers.block import NamespaceIdentity, Tier
+from kvtier.tiers.block import FragmentLabel, NamespaceIdentity, Tier
 from kvtier.tiers.codecs.base import PROFILED_ID, shape_of
 from kvtier.tiers.codecs.lossy.profile import Coder, Profile, uniform_rules
 from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.codecs.registry import codec_named
 from kvtier.tiers.cold.engine import ColdStore
+from kvtier.tiers.memory.slots import SlotPool
+from kvtier.v1.shm import slot_of
 from tests.contracts.kv_values import values_like_kv
 from tests.tiers.cold.store import in_slot
 
@@ -49,6 +51,7 @@ class Host(Rig):
 
     def __init__(self, directory: Path, profile: Profile) -> None:
         self.slots: dict[int, bytes] = {}
+        self.labels: dict[int, FragmentLabel] = {}  # of what was published last, by place
         self.staging = b""
         self.store = ColdStore.open(directory, 1 << 20, 4)
         self.store.codecs.adopt({profile.digest: profile})
@@ -65,6 +68,16 @@ class Host(Rig):
         self.do(ev.NamespaceRegistered(call, identity))
         self.store.store_namespace(identity)
         self.namespace_id = self.answer(call).namespace_id
+
+    def do(self, event: ev.Event) -> list[Instruction]:
+        instructions = super().do(event)
+        for run in instructions:
+            if isinstance(run, Publish):
+                self.labels.update(zip(run.places, run.labels, strict=True))
+            elif isinstance(run, Retract):
+                for place in run.places:
+                    del self.labels[place]
+        return instructions
 
     def finish(self, copy: Copy, cause: Cause | None = None) -> None:
         self.copies.remove(copy)
@@ -175,6 +188,31 @@ def test_a_restart_forgets_neither_what_was_spent_nor_what_was_not(tmp_path: Pat
         assert PROFILED_ID not in host.codecs_used()
     host.stop()
     assert first != raw
+
+
+def test_memory_that_outlives_its_daemon_is_not_quantised_again(tmp_path: Path) -> None:
+    """Before: the next daemon took what was decoded for what was put, and stored it lossily once more."""
+    profile = profile_of("int", 3)
+    former = Host(tmp_path / "former", profile)
+    former.staging = payload_like_kv(9)
+    former.put(CHAIN)
+    former.spill()
+    first = former.load()
+    former.stop()
+    host = Host(tmp_path / "next", profile)  # the records were lost
+    assert host.namespace_id == former.namespace_id
+    host.slots, found = former.slots, [(slot_of(place), label) for place, label in former.labels.items()]
+    assert [label.group for _, label in found] == list(range(GEOMETRY.num_groups))
+    room = host.planner.rooms[Tier.DRAM]
+    assert isinstance(room, SlotPool)
+    room.hold([0])
+    host.do(ev.ExtentFound(Tier.DRAM, 0, host.planner.found_memory.takes(found)))
+    host.do(ev.FoundVerified(Tier.DRAM, list(former.labels.items()), [True] * len(found)))
+    assert host.where(CHAIN[0]) == {"dram"}
+    host.spill()
+    assert PROFILED_ID not in host.codecs_used()
+    assert host.load() == first
+    host.stop()
 
 
 def test_what_is_put_anew_has_a_budget_again(tmp_path: Path) -> None:
