@@ -75,7 +75,7 @@ def create_mapped(name: str, num_bytes: int, fix: str, *, huge: bool = False) ->
 
 
 def seal(descriptor: int, seals: int) -> None:
-    """Add `seals`, for ever, unless they are there. Map the memory writable before sealing it SEALS_READ_ONLY.
+    """Add `seals`, for ever, unless they are there. Map memory writable before sealing it SEALS_READ_ONLY.
 
     Raises SharedMemoryError.
     """
