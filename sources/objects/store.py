@@ -107,17 +107,14 @@ class ObjectStore:
         Parts are read in their order, one request each. Bytes are copied once, from the client's memory into
         the buffers, which are undefined after False or an error.
         """
-        from obstore import get
-
         try:
             for start, into in parts:
                 with explained():
-                    result = get(self._store, key, options={"range": (start, start + len(into))})
                     filled = 0
-                    for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                    for chunk in self._chunks(key, start, start + len(into)):
                         if filled + len(chunk) > len(into):
                             raise StoreError(StoreProblem.SHORT, f"{key}: more than {len(into)} bytes came")
-                        copy(into[filled : filled + len(chunk)], memoryview(chunk))
+                        copy(into[filled : filled + len(chunk)], chunk)
                         filled += len(chunk)
                 if filled != len(into):
                     raise StoreError(StoreProblem.SHORT, f"{key}: {filled} of {len(into)} bytes came")
@@ -132,18 +129,30 @@ class ObjectStore:
     def stream(self, key: str, start: int, end: int) -> Iterator[memoryview]:
         """Yield bytes `start` to `end` of an object in chunks, as they arrive; one request.
         Yields fewer when the object ends before that, and none when there is no object."""
-        from obstore import get
-
         try:
             with explained():
-                result = get(self._store, key, options={"range": (start, end)})
-                for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
-                    yield memoryview(chunk)
+                yield from self._chunks(key, start, end)
         except FileNotFoundError:
             return
         except StoreError as error:
             if not _is_beyond_end(error):
                 raise
+
+    def _chunks(self, key: str, start: int, end: int) -> Iterator[memoryview]:
+        """Yield what an object has from `start` to `end`. Raises what obstore raises."""
+        from obstore import get, get_range
+
+        if urlsplit(self.address).scheme != "file":
+            result = get(self._store, key, options={"range": (start, end)})
+            for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                yield memoryview(chunk)
+            return
+        # A stream of a file comes in pieces of 8 KiB, each by a thread: a tenth of the speed.
+        for first in range(start, end, CHUNK_BYTES):
+            part = memoryview(get_range(self._store, key, start=first, end=min(first + CHUNK_BYTES, end)))
+            yield part
+            if len(part) < CHUNK_BYTES:
+                return
 
     def size(self, key: str) -> int | None:
         """Return the length of an object in bytes; None when there is none."""
