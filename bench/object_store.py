@@ -1,0 +1,325 @@
+"""What an object store brings, beside its client library alone on the same objects.
+
+    python -m bench.object_store [--url s3://BUCKET/PREFIX | --gateway] [--rounds 9] [--bundles 8]
+
+Without an address it is a folder. `--gateway` starts Ceph's, where that is installed. Two daemons share the
+store; chains are new in every round, and the contenders take turns.
+
+    export   blocks put until all their bundles are stored, against obstore's `put` of as many bytes
+    fetch    one get of blocks that only the store has, into the caller's memory, against obstore's `get` of
+             the same objects with as many threads, after the store had read them once
+    first    when the first layer group of all blocks could be read, as a share of the time to the last
+    beside   gets, puts and lookups of the first daemon while it exports all the time, against `share: off`
+
+Lookups are one at a time: the slowest of a hundred says how long a step of the daemon's event loop holds
+others up.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from signal import SIGHUP
+from typing import Any
+
+import numpy as np
+
+from bench.machine import describe
+from bench.table import render
+from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
+from kvtier.sources.objects.limits import blocks_per_bundle
+from kvtier.sources.objects.store import ObjectStore
+from tests.daemon import PATIENT, Daemon
+from tests.sources.objects.gateway import gateway
+
+MIB = 1 << 20
+NUM_THREADS = 8  # requests in flight of a daemon, too
+#: As a model of 8 billion parameters has it: 128 KiB a token. Bundles of 32 MiB, 16 layer groups of 2 MiB.
+GEOMETRY = Geometry(
+    num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=64, dtype="float16", layers_per_group=2
+)
+IDENTITY = NamespaceIdentity(hashlib.sha256(b"bench object store").digest(), GEOMETRY)
+BUNDLE_BLOCKS = blocks_per_bundle(GEOMETRY)
+BUNDLE_BYTES = BUNDLE_BLOCKS * GEOMETRY.block_bytes
+DEADLINE_S = 120.0
+SECONDS = 0.5  # of local calls in a round
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians over the rounds; `ratio` is the median of the rounds' own ratios."""
+
+    what: str
+    ours: float
+    theirs: float
+    ratio: float
+    lowest: float
+    highest: float
+    num_rounds: int
+
+
+def row(what: str, rounds: list[tuple[float, float]]) -> Row:
+    """Return the row of rounds that gave (ours, theirs)."""
+    ours, theirs = zip(*rounds, strict=True)
+    ratios = [a / b for a, b in rounds]
+    middle = statistics.median
+    return Row(what, middle(ours), middle(theirs), middle(ratios), min(ratios), max(ratios), len(ratios))
+
+
+class Host:
+    """A daemon that uses the store, and a client of it."""
+
+    def __init__(self, folder: Path, url: str, share: str, pool_bytes: int) -> None:
+        folder.mkdir()
+        self._policy = folder / "policy.yaml"
+        self._url, self._generation = url, 1
+        self._values = {
+            "tiers": {"dram": {"capacity": f"{pool_bytes >> 20}MiB"}},
+            "observe": {"http": "off"},
+        }
+        self._write(share)
+        self.daemon = Daemon(folder, self._policy)
+
+    def __enter__(self) -> "Host":
+        self.daemon.start()
+        self.daemon.wait_for_log(f"object store {self._url}: in use")
+        self.client = Client(self.daemon.target, timeout=PATIENT)
+        self.namespace: Namespace = self.client.register(IDENTITY)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.daemon.close()
+
+    def _write(self, share: str) -> None:
+        self._policy.write_text(json.dumps({**self._values, "object": {"url": self._url, "share": share}}))
+
+    def share(self, share: str) -> None:
+        """Change `object.share`, which is live."""
+        self._write(share)
+        self.daemon.signal(SIGHUP)
+        self._generation += 1
+        self.daemon.wait_for_log(f"policy generation {self._generation}:")
+
+
+class Bench:
+    """Two hosts, one store, and obstore on the same store."""
+
+    def __init__(self, store: ObjectStore, first: Host, second: Host, num_bundles: int) -> None:
+        self.store, self.first, self.second = store, first, second
+        self.num_bundles = num_bundles
+        self.num_blocks = num_bundles * BUNDLE_BLOCKS
+        self.payload = np.random.default_rng(1).integers(
+            0, 256, self.num_blocks * GEOMETRY.block_bytes, np.uint8
+        )
+        self.into = np.empty_like(self.payload)
+        self.into.fill(0)
+        self.pool = ThreadPoolExecutor(NUM_THREADS)
+
+    def names(self, chain: int) -> list[bytes]:
+        return [hashlib.sha256(b"%d %d" % (chain, number)).digest() for number in range(self.num_blocks)]
+
+    def keys(self, chain: int, timeout_s: float = DEADLINE_S) -> list[str]:
+        """Return the keys of a chain's bundles, once they are all stored. Raises TimeoutError."""
+        wanted = {name.hex() for name in self.names(chain)[BUNDLE_BLOCKS - 1 :: BUNDLE_BLOCKS]}
+        ends_at = time.monotonic() + timeout_s
+        while time.monotonic() < ends_at:
+            found = [one.key for one in self.store.objects("v1/b/") if one.key.rpartition("/")[2] in wanted]
+            if len(found) == len(wanted):
+                return found
+            time.sleep(0.005)
+        raise TimeoutError("the bundles were not stored")
+
+    def put(self, chain: int) -> None:
+        self.payload[:8] = np.frombuffer(chain.to_bytes(8, "little"), np.uint8)
+        report = self.first.client.put(self.first.namespace, self.names(chain), self.payload)
+        assert report.complete, report
+
+    def export(self, chain: int) -> float:
+        """Return seconds from the end of a put to its last stored bundle."""
+        self.put(chain)
+        began_at = time.perf_counter()
+        self.keys(chain)
+        return time.perf_counter() - began_at
+
+    def export_alone(self, round_: int) -> float:
+        views = [self.payload[n * BUNDLE_BYTES :][:BUNDLE_BYTES].data for n in range(self.num_bundles)]
+        began_at = time.perf_counter()
+        done = self.pool.map(
+            lambda n: self.store.create(f"v1/bench/{os.getpid()}-{round_}-{n}", views[n]),
+            range(self.num_bundles),
+        )
+        assert all(done)
+        return time.perf_counter() - began_at
+
+    def fetch(self, chain: int) -> float:
+        began_at = time.perf_counter()
+        report = self.second.client.get(self.second.namespace, self.names(chain), self.into)
+        took_s = time.perf_counter() - began_at
+        assert report.num_blocks == self.num_blocks, report
+        self.payload[:8] = np.frombuffer(chain.to_bytes(8, "little"), np.uint8)
+        assert np.array_equal(self.into, self.payload), "wrong bytes"
+        return took_s
+
+    def fetch_alone(self, keys: list[str]) -> float:
+        from obstore import get
+
+        inner: Any = self.store._store
+        began_at = time.perf_counter()
+        num_bytes = sum(self.pool.map(lambda key: len(get(inner, key).bytes()), keys))
+        took_s = time.perf_counter() - began_at
+        assert num_bytes >= self.payload.nbytes
+        return took_s
+
+    def first_layers(self, chain: int) -> float:
+        """Return when the first layer group of all blocks was readable, as a share of the whole time."""
+        began_at, num_first, first_s = time.perf_counter(), 0, 0.0
+        with self.second.client.acquire(self.second.namespace, self.names(chain)) as lease:
+            for fragment in lease:
+                num_first += fragment.group == 0
+                if num_first == self.num_blocks and not first_s:
+                    first_s = time.perf_counter() - began_at
+        assert num_first == self.num_blocks
+        return first_s / (time.perf_counter() - began_at)
+
+    def local(self, chain: int, seconds: float) -> tuple[float, float, float]:
+        """Return seconds of the median get and put of one block, and of the slowest lookup of a hundred."""
+        client, namespace = self.first.client, self.first.namespace
+        block = self.payload[: GEOMETRY.block_bytes]
+        into = self.into[: GEOMETRY.block_bytes]
+        gets, puts, lookups, number = [], [], [], 0
+        ends_at = time.perf_counter() + seconds
+        while (now := time.perf_counter()) < ends_at:
+            name = [hashlib.sha256(b"local %d %d" % (chain, number)).digest()]
+            number += 1
+            client.put(namespace, name, block)
+            puts.append(time.perf_counter() - now)
+            now = time.perf_counter()
+            assert client.get(namespace, name, into).num_blocks == 1
+            gets.append(time.perf_counter() - now)
+            now = time.perf_counter()
+            client.lookup(namespace, name)
+            lookups.append(time.perf_counter() - now)
+        return statistics.median(gets), statistics.median(puts), statistics.quantiles(lookups, n=100)[-1]
+
+
+@contextmanager
+def exporting(bench: Bench, chains: Iterator[int]) -> Iterator[None]:
+    """Put chains that are exported, one after the other, from a client of its own."""
+    stop = threading.Event()
+    with Client(bench.first.daemon.target, timeout=PATIENT) as client:
+        namespace = client.register(IDENTITY)
+
+        def work() -> None:
+            while not stop.is_set():
+                client.put(namespace, bench.names(chain := next(chains)), bench.payload)
+                with suppress(TimeoutError):  # evicted before it was stored
+                    bench.keys(chain, 2.0)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+def measure(bench: Bench, num_rounds: int) -> list[Row]:
+    """Run all parts; each round has chains of its own."""
+    chains = iter(range(1_000_000))
+    bench.export(next(chains))  # threads and connections are made
+    exports, fetches, firsts = [], [], []
+    for number in range(num_rounds):
+        chain = next(chains)
+        exports.append(in_turn(number, partial(bench.export, chain), partial(bench.export_alone, number)))
+        keys = bench.keys(chain)
+        bench.fetch_alone(keys)  # the store has them in its memory now
+        fetches.append(in_turn(number, partial(bench.fetch, chain), partial(bench.fetch_alone, keys)))
+        bench.put(chain := next(chains))
+        bench.keys(chain)
+        firsts.append((bench.first_layers(chain), 1.0))
+    locals_ = []
+    for _ in range(num_rounds):
+        bench.first.share("off")
+        calm = bench.local(next(chains), SECONDS)
+        bench.first.share("eager")
+        with exporting(bench, chains):
+            locals_.append(list(zip(bench.local(next(chains), SECONDS), calm, strict=True)))
+    num_gb = bench.payload.nbytes / 1e9
+    return [
+        row("export, GB/s", [(num_gb / ours, num_gb / theirs) for ours, theirs in exports]),
+        row("fetch, GB/s", [(num_gb / ours, num_gb / theirs) for ours, theirs in fetches]),
+        row("first layer group readable, of the whole", firsts),
+        *(
+            row(f"{what} beside exports, us", [(one[n][0] * 1e6, one[n][1] * 1e6) for one in locals_])
+            for n, what in enumerate(("local get", "local put", "slowest lookup of a hundred"))
+        ),
+    ]
+
+
+def in_turn(number: int, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
+    """Run both, the other one first in every second round."""
+    if number % 2:
+        return ours(), theirs()
+    second = theirs()
+    return ours(), second
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.object_store", description=__doc__)
+    parser.add_argument("--url", help="of a store that is there, as object.url has it; default: a folder")
+    parser.add_argument("--gateway", action="store_true", help="start Ceph's S3 gateway")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--bundles", type=int, default=8, help=f"of a chain, {BUNDLE_BYTES >> 20} MiB each")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and rows to FILE")
+    arguments = parser.parse_args()
+    machine = describe({}) | {"command": f"python -m bench.object_store {' '.join(sys.argv[1:])}".strip()}
+    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        url = arguments.url
+        if arguments.gateway:
+            running = stack.enter_context(gateway(folder / "ceph"))
+            os.environ.update(running.environment())
+            running.make_bucket("bench")
+            url = "s3://bench/kv"
+        elif url is None:
+            (folder / "store").mkdir()
+            url = f"file://{folder}/store"
+        store = ObjectStore(url)
+        pool_bytes = 6 * arguments.bundles * BUNDLE_BYTES
+        first = stack.enter_context(Host(folder / "first", url, "eager", pool_bytes))
+        second = stack.enter_context(Host(folder / "second", url, "off", pool_bytes))
+        rows = measure(Bench(store, first, second, arguments.bundles), arguments.rounds)
+    for key, value in machine.items():
+        print(f"{key:9}{value}")
+    cells = [
+        [
+            one.what,
+            f"{one.ours:.3g}",
+            f"{one.theirs:.3g}",
+            f"{one.ratio:.2f}",
+            f"{one.lowest:.2f} to {one.highest:.2f}",
+        ]
+        for one in rows
+    ]
+    print("\n" + render(["what", "kvtier", "beside it", "ratio", "rounds"], cells))
+    if arguments.json:
+        report = {"machine": machine, "rows": [asdict(one) for one in rows]}
+        arguments.json.write_text(json.dumps(report, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
