@@ -233,8 +233,7 @@ class Pressure:
     def _offer_again(self) -> None:
         passed_over, self._passed_over = self._passed_over, []
         for tier, handle in passed_over:
-            row = self._core.catalog.row_of(handle)
-            if row != NO_ROW:
+            if (row := self._core.catalog.row_of(handle)) != NO_ROW:
                 self._residency.offer(row, tier)
 
     def _evict_or_spill(
@@ -267,10 +266,10 @@ class Pressure:
             if reason and residency.may_leave(row, tier):
                 return Progress.EVICTED, self._run_eviction.take(victim, tier, reason, max_blocks, policy)
             if lower is None:  # continued elsewhere, or pinned
+                if self._evict_end(row, tier, reason):
+                    return Progress.EVICTED, 1
                 if self.refusals.is_pausing:
                     self._passed_over.append((tier, core.catalog.handle(row)))
-                elif self._evict_end(row, tier, reason):
-                    return Progress.EVICTED, 1
                 continue
             self._run_eviction.flush()
             step = self._send_down(victim, tier, lower)
@@ -316,12 +315,14 @@ class Pressure:
 
     def _evict_end(self, row: int, tier: Tier, reason: str) -> bool:
         """Evict, from everywhere, the end of a chain that continues a victim: only that keeps it, and it is
-        offered again. What continues a block was used no later. False: there is none, or it stays."""
+        offered again. What continues a block was used no later. False: there is none, or it stays, as it does
+        where the cold store refuses, and is not full."""
         core, residency, end = self._core, self._residency, row
         while core.catalog.first_child[end] != NO_ROW:
             end = core.catalog.first_child[end]
         tiers = [one for one in self._ladder.tiers if core.catalog.num_placed[one][end]]
-        if end == row or self.refusals.is_pausing or not all(residency.may_leave(end, one) for one in tiers):
+        stays = end == row or (self.refusals.is_pausing and not self.refusals.is_full)
+        if stays or not all(residency.may_leave(end, one) for one in tiers):
             return False
         for one in tiers:
             residency.evict(end, one, reason)
@@ -345,8 +346,7 @@ class Pressure:
 
         No other victim is looked for until a spill ends: it would be found, and put back, at every event, and
         where the cold store cannot keep up every event asks."""
-        handle = self._next_to_spill.get((tier, domain))
-        if handle is None:
+        if (handle := self._next_to_spill.get((tier, domain))) is None:
             return False
         row = self._core.catalog.row_of(handle)
         is_waiting = (

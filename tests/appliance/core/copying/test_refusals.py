@@ -1,10 +1,13 @@
 """A cold store that takes nothing: memory goes on being a cache, and what is cold goes on being read."""
 
+from typing import Any
+
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.capacity.reclaim import FRUITLESS_PAUSE_S, MAX_FRUITLESS_PAUSE_S
 from kvtier.appliance.core.copying.refusals import MAX_REFUSALS, PAUSE_S
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
+from kvtier.tiers.memory.slots import SlotPool
 
 from ..rig import CLIENT, STORED, Rig, hashes
 
@@ -108,6 +111,56 @@ def test_puts_find_room_although_nvme_is_full_of_what_must_stay() -> None:
         "the coldest, and no more"
     )
     assert [rig.where(name) for name in beginnings + ends[1:]] == [{"nvme"}] * 3 + [{"dram"}] * 2
+
+
+def rig_of_a_chain_that_keeps_itself(**named: Any) -> tuple[Rig, list[bytes]]:
+    """A rig with room for two blocks in dram and nvme. The end of a chain in nvme keeps its middle in dram,
+    the middle keeps the beginning in nvme, and there is only as much room as copying forward needs."""
+    rig = Rig(nvme_blocks=1, num_segments=3, min_free_segments=1, **named)
+    beginning, middle, end = chain = hashes("a", 3)
+    rig.put([beginning])
+    rig.cool([beginning])
+    rig.put([middle], parent=beginning)
+    rig.put([end], parent=middle)
+    call = rig.acquire([beginning])
+    rig.settle()
+    rig.release(call)
+    assert [rig.where(name) for name in chain] == [{"dram", "nvme"}, {"dram"}, {"nvme"}]
+    return rig, chain
+
+
+def fail_forward(rig: Rig) -> None:
+    """Let the copy fail that would have emptied a segment of nvme: nothing can be emptied any more."""
+    (copy,) = rig.copies
+    assert (copy.source, copy.target) == (Tier.NVME, Tier.NVME)
+    rig.finish(copy, Cause.NO_SPACE)
+
+
+def test_the_end_of_a_chain_in_nvme_makes_way_for_a_put() -> None:
+    """The put found no room, and no later one did."""
+    rig, chain = rig_of_a_chain_that_keeps_itself(dram_blocks=2)
+    call = rig.start_put(hashes("new", 1))
+    fail_forward(rig)
+    rig.tick(0.01)
+    settle(rig, None)
+    assert list(rig.answer(call).outcomes) == [STORED]
+    assert [rig.where(name) for name in chain] == [{"dram"}, set(), set()]
+
+
+def test_the_end_of_a_chain_in_nvme_makes_way_for_a_smaller_dram() -> None:
+    """The extent never left dram (simulator seed 1000335)."""
+    rig, chain = rig_of_a_chain_that_keeps_itself(dram_blocks=1, num_extents=2)
+    planner = rig.planner
+    rig.do(ev.PolicyChanged(planner.core.options, planner.core.choice, {Tier.DRAM: 1}))
+    fail_forward(rig)
+    for _ in range(20):  # nothing happens but what the planner asks for
+        settle(rig, None)
+        if (due := planner.next_deadline()) is not None:
+            rig.tick(max(0.0, due - rig.now))
+    room = planner.rooms[Tier.DRAM]
+    assert isinstance(room, SlotPool)
+    assert not room.leaving
+    assert [rig.where(name) for name in chain] == [{"dram"}, set(), set()]
 
 
 def test_a_store_too_small_for_what_must_stay_is_tried_ever_more_rarely() -> None:
