@@ -191,6 +191,12 @@ REASONS: dict[str, ErrorReason] = {
         "no room, and nothing that may be evicted",
         "back off as told, or skip the put",
     ),
+    "SOURCE_FAILED": ErrorReason(
+        grpc.StatusCode.UNAVAILABLE,
+        UnavailableError,
+        "an object store that hosts share did not do what an administrator asked for",
+        "do it again when the store answers; the message says how",
+    ),
     "TOO_MANY_IN_FLIGHT": ErrorReason(
         _EXHAUSTED, BusyError, "a queue has reached its limit", "back off as told, or do without"
     ),

@@ -11,6 +11,7 @@ import click
 from rich.table import Table
 
 from ...sources.objects.finding import MissingNames
+from ...sources.objects.fleet_keys import erase_tenant
 from ...sources.objects.inventory import Inventory, find_chain, read_head, verify_object
 from ...sources.objects.keys import BUNDLES, Epochs, bundle_key, bundle_names
 from ...sources.objects.layout import BundleError, BundleHead
@@ -20,6 +21,7 @@ from ...sources.objects.problems import StoreError
 from ...sources.objects.store import ObjectStore, StoreLimits
 from ...tiers.base import CopyError
 from ...tiers.block import HASH_BYTES
+from ..config.tenants import domain_named
 from ..config.units import about_bytes, count
 from .inspect import outline
 from .output import console, print_json
@@ -289,6 +291,37 @@ def find(
         console().print(
             f"{found} of {count(one['num_bundles'], 'bundle')} there, {count(one['num_probes'], 'probe')}"
         )
+
+
+@objects.command("erase-tenant")
+@store_arguments
+@click.argument("tenant")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def erase_tenant_(store: str, endpoint: str, tenant: str, yes: bool, as_json: bool) -> None:
+    """Destroy the key of TENANT in a store, then delete its bundles. There is no way back.
+
+    TENANT is the name of a tenant, or group:NAME, public: or common: for what several share. Needs no key and
+    no daemon. Daemons notice within a minute; what they keep on their own hosts `kvtier tenant erase` erases,
+    on each of them. Do that first, or they store again what they have.
+
+    \b
+    Example:
+      kvtier objects erase-tenant s3://kv/prod acme
+      kvtier objects erase-tenant s3://kv/prod group:colours --yes
+    """
+    try:
+        domain = domain_named(tenant)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if not yes:
+        click.confirm(f"Erase everything of {tenant} in {store}?", abort=True, err=True)
+    with opened(store, endpoint) as there:
+        num_bundles = erase_tenant(there, domain)
+    if as_json:
+        print_json({"num_bundles": num_bundles})
+        return
+    console().print(f"erased {tenant}: {count(num_bundles, 'bundle')} deleted", markup=False)
 
 
 def _chains(names: IO[str]) -> Iterator[list[bytes]]:

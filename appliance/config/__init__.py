@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from .reference import schema_text
     from .settings import Settings
     from .sources import Problem, SettingsError, note_of_empty
-    from .tenants import COMMON, Access, Tenant, Tls, bandwidth_shares_of, check_name, tokens_among
+    from .tenants import (
+        COMMON,
+        Access,
+        Tenant,
+        Tls,
+        bandwidth_shares_of,
+        check_name,
+        domain_named,
+        tokens_among,
+    )
     from .tiers import HbmTier, NvmeTier, Tiers
 
 __all__ = [
@@ -49,6 +58,7 @@ __all__ = [
     "bandwidth_shares_of",
     "changes",
     "check_name",
+    "domain_named",
     "is_live",
     "is_private",
     "leaves",
@@ -70,7 +80,7 @@ _NAMES_OF = {
     ".reference": "schema_text",
     ".settings": "Settings",
     ".sources": "Problem SettingsError note_of_empty",
-    ".tenants": "COMMON Access Tenant Tls bandwidth_shares_of check_name tokens_among",
+    ".tenants": "COMMON Access Tenant Tls bandwidth_shares_of check_name domain_named tokens_among",
     ".tiers": "HbmTier NvmeTier Tiers",
 }
 _HOMES = {name: home for home, names in _NAMES_OF.items() for name in names.split()}

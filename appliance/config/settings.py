@@ -120,13 +120,6 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_object(self) -> Self:
-        if self.object.url and self.encryption.master_key is not None:
-            words = "what is stored there is not encrypted; remove encryption.master_key, or this"
-            refuse("object.url", words)
-        return self
-
-    @model_validator(mode="after")
     def _check_tiers(self) -> Self:
         """Refuse quotas of tiers that there are not."""
         known = [tier.label for tier in self.tiers.ladder.tiers]

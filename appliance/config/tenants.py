@@ -40,6 +40,16 @@ def check_name(name: str) -> str:
     return name
 
 
+def domain_named(name: str) -> str:
+    """Return the first part of the isolation domains that a name in a command means.
+    Raises ValueError for what is no name."""
+    if name == COMMON:
+        return ""
+    if not name or "/" in name:
+        raise ValueError("name a tenant, or group:NAME, public: or common:")
+    return name if ":" in name else f"tenant:{name}"
+
+
 def _check_identity(identity: object) -> object:
     """Return an identity `kind:value`; ids of users and groups without leading zeros."""
     if not isinstance(identity, str) or re.fullmatch(_IDENTITY, identity) is None:

@@ -21,7 +21,7 @@ from ...tiers.cold.log import SegmentLog
 from ...tiers.cold.recovery import RecoveredStore
 from ...tiers.copiers import HostCopier, make_pool
 from ...tiers.edges import Viewable
-from ...tiers.encryption.master_keys import load_master_keys
+from ...tiers.encryption.master_keys import MasterKeys, load_master_keys
 from ...tiers.gpu.device.contract import Device
 from ...tiers.gpu.device.links import LinkSpeed
 from ...tiers.ladder import Ladder
@@ -34,7 +34,7 @@ from ...tiers.memory.slots import SlotPool
 from ...v1.shm import MIN_SLOT_BYTES
 from ..backends import TierBackends
 from ..compression.profiles import Profiles, read_profiles
-from ..config import EncryptionSettings, NvmeTier, Settings, Switch
+from ..config import NvmeTier, Settings, Switch
 from ..errors import StartError
 from ..gpu.hbm_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
 from ..gpu.peer_devices import open_peers
@@ -64,6 +64,7 @@ class Assembly:
     memory_threads: ThreadPoolExecutor
     indexes: Indexes
     store: ColdStore | None = None
+    master_keys: MasterKeys | None = None
     recovered: RecoveredStore | None = None
     profiles: Profiles = field(default_factory=dict)
     learned: bytes = b""  # what the policies of the last owner of the cold store knew
@@ -151,8 +152,10 @@ def assemble(
         if keeper is not None:
             keeper.drop_rest()  # of tiers, sizes and layouts that are no more
         assembly.profiles = read_profiles(settings.compression)
+        if settings.encryption.master_key is not None:
+            assembly.master_keys = load_master_keys(settings.encryption.master_key)
         if tiers.nvme is not None:
-            _open_store(assembly, tiers.nvme, settings.encryption)
+            _open_store(assembly, tiers.nvme)
         _connect(assembly, num_threads, MAX_COPIES_PER_EDGE)
     except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
         assembly.close()
@@ -213,12 +216,9 @@ def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
     assembly.pools.append(hot.enqueuer)
 
 
-def _open_store(assembly: Assembly, nvme: NvmeTier, encryption: EncryptionSettings) -> None:
-    key_file, masters = encryption.master_key, None
-    if key_file is not None:
-        masters = load_master_keys(key_file)
+def _open_store(assembly: Assembly, nvme: NvmeTier) -> None:
     store = ColdStore.open(
-        nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability, master_keys=masters
+        nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability, master_keys=assembly.master_keys
     )
     store.codecs.adopt(assembly.profiles)
     log_tier = assembly.ladder.log_tier

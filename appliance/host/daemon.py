@@ -98,10 +98,10 @@ class Daemon:
         self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
         self.reload.parts.append(self._adopt)
         self.reload.profiles = assembly.profiles
-        self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly)
+        self.source = build_object_edge(settings, self.appliance, assembly)
+        self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly, self.source)
         self.codec_selection = build_codec_selection(settings, self.appliance, self.planner, assembly)
         self.scrubber = build_scrubber(self.appliance, self.planner, assembly)
-        self.source = build_object_edge(settings, self.appliance, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
         self._drained: DrainResult | None = None
@@ -174,6 +174,7 @@ class Daemon:
             self.reload,
             lambda: self.codec_selection.speeds if self.codec_selection else {},
         )
+        admin.tenants.source = self.source
         streams = ByteStreams(self.service, self.put_buffers)
         return {
             "KVCacheService": (self.service, IntentService(self.service), streams),

@@ -6,6 +6,7 @@ import secrets
 from functools import partial
 from pathlib import Path
 
+from ...sources.objects.fleet_keys import FleetKeys
 from ...sources.objects.store import ObjectStore
 from ...tiers.cold.engine import ColdStore
 from ...tiers.memory.engine import ExtentEngine
@@ -60,11 +61,13 @@ def build_scrubber(appliance: Appliance, planner: Planner, assembly: Assembly) -
     )
 
 
-def build_rotation(settings: Settings, appliance: Appliance, assembly: Assembly) -> KeyRotation | None:
+def build_rotation(
+    settings: Settings, appliance: Appliance, assembly: Assembly, source: ObjectEdge | None
+) -> KeyRotation | None:
     """Return what rotates master keys; None where nothing stored is encrypted."""
-    if assembly.store is None or not assembly.store.is_encrypted:
+    if assembly.master_keys is None or (assembly.store is None and source is None):
         return None
-    return KeyRotation(appliance, assembly.store, settings.encryption)
+    return KeyRotation(appliance, assembly.store, source, settings.encryption, assembly.master_keys)
 
 
 def build_codec_selection(
@@ -90,7 +93,8 @@ def build_object_edge(settings: Settings, appliance: Appliance, assembly: Assemb
         return None
     memories = {tier: one for tier, one in assembly.engines.items() if isinstance(one, ExtentEngine)}
     open_store = partial(ObjectStore, url, limits=LIMITS)
-    edge = ObjectEdge(url, open_store, memories, appliance.step, clock=appliance.clock)
+    keys = FleetKeys(assembly.master_keys) if assembly.master_keys is not None else None
+    edge = ObjectEdge(url, open_store, memories, appliance.step, clock=appliance.clock, keys=keys)
     appliance.carry_out_by(dict.fromkeys((SearchBundles, FetchBundle, ExportBundle), edge.execute))
     return edge
 

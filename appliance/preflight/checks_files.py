@@ -127,6 +127,13 @@ def judge_master_keys(file: MasterKeyFile) -> Check:
     return ok(name, detail)
 
 
+def check_fleet_keys(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """Check that the master keys open what an object store holds."""
+    if problem := facts.fleet_keys_problem:
+        what, _, fix = problem.rstrip(")").partition("; ")
+        yield fail("tenant keys", f"{settings.object.url}: {what}", fix, "encryption.master_key")
+
+
 def check_compression_files(facts: Facts, settings: Settings) -> Iterator[Check]:
     """Check that profiles can be read."""
     from ..compression.profiles import read_profiles  # late: the codecs take half a second

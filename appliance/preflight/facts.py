@@ -20,10 +20,18 @@ import grpc
 from google import protobuf
 
 from ... import __version__
+from ...sources.objects.fleet_keys import FleetKeys
+from ...sources.objects.problems import StoreError, StoreProblem
+from ...sources.objects.store import ObjectStore, StoreLimits
 from ...tiers.cold.mounts import filesystem_of
 from ...tiers.encryption.keyring import FILE_NAME as KEYS_FILE
 from ...tiers.encryption.keyring import count_wraps
-from ...tiers.encryption.master_keys import KeyringError, key_id, read_master_keys
+from ...tiers.encryption.master_keys import (
+    KeyringError,
+    key_id,
+    load_master_keys,
+    read_master_keys,
+)
 from ...tiers.gpu.decode.gds import GdsFacts, look
 from ...tiers.gpu.device import libraries
 from ...tiers.gpu.device.libraries import CudaLibraries
@@ -174,6 +182,11 @@ class Facts:
         return gather_master_keys(self._settings)
 
     @cached_property
+    def fleet_keys_problem(self) -> str:
+        """Return what keeps the master keys from opening those in the object store; empty: nothing known."""
+        return gather_fleet_keys(self._settings)
+
+    @cached_property
     def tls(self) -> TlsFiles | None:
         """Return the certificates of the settings; None without any."""
         return gather_tls(self._settings.access.tls)
@@ -275,16 +288,33 @@ def gather_directory(path: Path) -> Directory:
 def gather_master_keys(settings: Settings) -> MasterKeyFile | None:
     """Return what the file of master keys and the wraps beside the segments hold."""
     path, nvme = settings.encryption.master_key, settings.tiers.nvme
-    if path is None or nvme is None:
+    if path is None or (nvme is None and not settings.object.url):
         return None
-    if _is_closed(path) or _is_closed(nvme.path / KEYS_FILE):
+    folder = nvme.path if nvme is not None else None
+    if _is_closed(path) or (folder is not None and _is_closed(folder / KEYS_FILE)):
         return MasterKeyFile(path, "", True, (), {})
     try:
-        owner_uid = next((p.stat().st_uid for p in (nvme.path, path) if p.exists()), None)
+        owner_uid = next((p.stat().st_uid for p in (folder, path) if p is not None and p.exists()), None)
         ids = tuple(map(key_id, read_master_keys(path, owner_uid=owner_uid)))
-        return MasterKeyFile(path, "", False, ids, count_wraps(nvme.path))
+        return MasterKeyFile(path, "", False, ids, count_wraps(folder) if folder is not None else {})
     except (KeyringError, OSError) as problem:
         return MasterKeyFile(path, str(problem), False, (), {})
+
+
+def gather_fleet_keys(settings: Settings) -> str:
+    """Return what keeps the master keys from opening the object store's tenant keys; empty: nothing.
+    Empty, too, when the store does not answer, at once or within two seconds: it is not waited for."""
+    path, url = settings.encryption.master_key, settings.object.url
+    if path is None or not url or _is_closed(path):
+        return ""
+    limits = StoreLimits(connect_s=1.0, idle_s=1.0, request_s=2.0, num_retries=0, retry_s=0.0)
+    try:
+        FleetKeys(load_master_keys(path)).open(ObjectStore(url, limits=limits))
+    except StoreError as problem:
+        return str(problem) if problem.problem is StoreProblem.WRONG_KEY else ""
+    except KeyringError:  # judge_master_keys tells
+        return ""
+    return ""
 
 
 def _is_closed(path: Path) -> bool:

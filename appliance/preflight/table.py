@@ -7,7 +7,13 @@ from typing import NamedTuple, TypeAlias
 from ...v1.addresses import socket_path
 from ..config import Settings
 from ..errors import StartError
-from .checks_files import check_compression_files, check_tls, check_tokens, judge_master_keys
+from .checks_files import (
+    check_compression_files,
+    check_fleet_keys,
+    check_tls,
+    check_tokens,
+    judge_master_keys,
+)
 from .checks_gpu import check_gds, check_gpu, check_kernels, check_pinning, check_topology
 from .checks_host import (
     check_clock,
@@ -75,6 +81,7 @@ CHECKS = (
         lambda facts, _: (check_listen(one, facts.daemon) for one in facts.listens if one.folder is not None),
     ),
     CheckRow(Scope.HOST, check_http),
+    CheckRow(Scope.HOST, check_fleet_keys),
     CheckRow(Scope.HOST, lambda facts, s: check_directory(facts.directory, s, facts.daemon.reachable)),
     CheckRow(Scope.DOCTOR, lambda facts, _: check_daemon(facts.daemon, facts.versions)),
 )

@@ -52,7 +52,7 @@ class AdminService:
         self._observability = observability
         self._reload = reload
         self._codec_speeds = codec_speeds
-        self._tenants = TenantAdmin(
+        self.tenants = TenantAdmin(
             service.appliance, service.planner, lambda: reload.loaded.settings.tenants, service.book
         )
         self._started_at = service.appliance.clock()
@@ -242,11 +242,11 @@ class AdminService:
 
     def list_tenants(self, caller: Caller, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
         """Return each tenant with what it moved and keeps."""
-        return self._tenants.list()
+        return self.tenants.list()
 
     async def erase_tenant(self, caller: Caller, request: pb.EraseTenantRequest) -> pb.EraseTenantResponse:
         """Make everything unreadable that a tenant stored. Raises ApplianceError."""
-        return await self._tenants.erase(request.name)
+        return await self.tenants.erase(request.name)
 
     def check_integrity(self, caller: Caller, request: pb.CheckIntegrityRequest) -> pb.CheckIntegrityResponse:
         """Return what is wrong in the planner's and the shell's bookkeeping; empty when nothing is."""

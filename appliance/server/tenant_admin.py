@@ -1,6 +1,8 @@
 """What an administrator asks of tenants that is no setting: to erase one, and what each of them takes.
 
-Erasing has an order that a crash cannot upset. First kept memory says that no later daemon takes anything of
+Erasing has an order that a crash cannot upset. First an object store that hosts share loses the tenant's key
+and bundles: what another host could still read. A store that does not answer keeps no host from erasing; the
+administrator is told. Then kept memory says that no later daemon takes anything of
 the tenant over. Then the key is destroyed, durably: from then on nothing that lies on the device can be read,
 whatever becomes of this process. Then the planner forgets the tenant's blocks, in memory and in the catalog,
 and lets nothing land that was on its way. When nothing is on its way any more, the tenant may have another
@@ -8,19 +10,24 @@ key, and the administrator gets an answer.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
+from ...sources.objects.problems import StoreError
 from ...tiers.base import CopyError
 from ...tiers.block import tenant_of
 from ...tiers.cold.engine import ColdStore
 from ...v1 import admin_pb2 as pb
 from ..appliance import Appliance
-from ..config import COMMON, Tenant
+from ..config import COMMON, Tenant, domain_named
 from ..core.events import TenantErased
 from ..core.planner import Planner
 from ..core.results import CountResult
 from ..errors import error
 from ..persisted.namespace_book import NamespaceBook
+from ..transfer.object_edge import ObjectEdge
+
+log = logging.getLogger(__name__)
 
 
 class TenantAdmin:
@@ -37,6 +44,7 @@ class TenantAdmin:
         self._planner = planner
         self._tenants = tenants
         self._book = book
+        self.source: ObjectEdge | None = None  # an object store, where there is one
         self._erasing: set[asyncio.Task[pb.EraseTenantResponse]] = set()
         self._turn = asyncio.Lock()
 
@@ -44,7 +52,8 @@ class TenantAdmin:
         """Make everything unreadable that a tenant ever stored, here and after any restart. Idempotent.
 
         Goes on when its caller does not wait. Raises ApplianceError: BAD_REQUEST, NOTHING_THERE,
-        NOT_ENCRYPTED, or TIER_FULL where the key file could not be replaced; nothing has changed then.
+        NOT_ENCRYPTED, or TIER_FULL where the key file could not be replaced; nothing has changed then on this
+        host. SOURCE_FAILED when everything is erased but what an object store has.
         """
         tenant = self._domain(name)
         if tenant not in self._known():
@@ -64,9 +73,26 @@ class TenantAdmin:
 
     async def _erase(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
         async with self._turn:  # a second call destroys the key that the first one allowed
-            return await self._erase_alone(tenant, store)
+            source = self.source
+            if source is None:
+                return await self._erase_here(tenant, store)
+            source.bar(tenant)
+            failure = ""
+            try:
+                try:
+                    log.info("erasing %s: %d bundles deleted", tenant or COMMON, await source.erase(tenant))
+                except StoreError as problem:
+                    failure = str(problem)
+                answer = await self._erase_here(tenant, store)
+            finally:
+                source.admit(tenant)
+        if failure:
+            address, name = source.status().address, tenant or COMMON
+            again = f"`kvtier objects erase-tenant {address} {name}` when it answers"
+            raise error("SOURCE_FAILED", f"{name} is erased here, not in {address}: {failure}; {again}")
+        return answer
 
-    async def _erase_alone(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
+    async def _erase_here(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
         had_key = False
         if self._book is not None:
             self._book.erase(tenant)
@@ -120,8 +146,6 @@ class TenantAdmin:
 
     def _domain(self, name: str) -> str:
         """Return the first part of the isolation domains that a name means."""
-        if name == COMMON:
-            return ""
         tenant = self._tenants().get(name)
         if tenant is not None and (domain := tenant.domain(name)) != f"tenant:{name}":
             raise error(
@@ -129,9 +153,10 @@ class TenantAdmin:
                 f"{name} keeps nothing of its own; what it shares is {domain or COMMON}: "
                 f"`kvtier tenant erase {domain or COMMON}` erases it for all that share it",
             )
-        if not name or "/" in name:
-            raise error("BAD_REQUEST", "name a tenant, or group:NAME, public: or common:")
-        return name if ":" in name else f"tenant:{name}"
+        try:
+            return domain_named(name)
+        except ValueError as problem:
+            raise error("BAD_REQUEST", str(problem)) from problem
 
     def _known(self) -> set[str]:
         """Return the tenants that have blocks, a key, or a place in the policy."""

@@ -4,6 +4,7 @@
     fetch     one request for the head, one for all payloads; each fragment is verified where it is to stay
     export    HEAD; a copy inside the store when an older epoch has it; else one PUT that creates
 
+With keys of a fleet every fragment is encrypted, names are hidden, and nothing that is plain is believed.
 Whatever is wrong with an object, it is a miss, with a cause. What was found in which epoch is remembered, so
 that the fetch after a search asks once.
 """
@@ -11,13 +12,19 @@ that the fetch after a search asks once.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from ...sources.objects.bundle import StoredFragment, write_bundle
+import numpy as np
+
+from ...sources.objects.bundle import StoredFragment, encrypt_fragments, read_fragment, write_bundle
 from ...sources.objects.finding import gallop
+from ...sources.objects.fleet_keys import FleetKeys
 from ...sources.objects.keys import BundleKey, Epochs, bundle_key
 from ...sources.objects.layout import BundleChain, BundleError, BundleHead, head_bytes, unpack_head
 from ...sources.objects.store import ObjectStore
 from ...tiers.base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, Engine, MemoryEngine
 from ...tiers.block import NamespaceIdentity, Tier, tenant_of
+from ...tiers.codecs.records import RecordCodecs
+from ...tiers.cold.record_io import Opener
+from ...tiers.encryption.envelope import Envelopes
 from ...tiers.payload import checksum, copy
 from ..core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchBundles
 
@@ -35,11 +42,19 @@ class ChainFound(NamedTuple):
     num_possible: int
 
 
+class FleetEncryption(NamedTuple):
+    """What the bundles of a host are encrypted with."""
+
+    keys: FleetKeys
+    envelopes: Envelopes
+
+
 class BundleTransfer:
     """Carries out searches, fetches and exports. Thread-safe.
 
-    `engines`: of the memory tiers. `check` is called between chunks with the deadline of a fetch, and raises
-    Stop. `now_s`: seconds since 1970. Methods raise StoreError when the store failed.
+    `engines`: of the memory tiers. Without `encryption` bundles are stored, and read, as they are. `check` is
+    called between chunks with the deadline of a fetch, and raises Stop. `now_s`: seconds since 1970. Methods
+    raise StoreError when the store failed.
     """
 
     def __init__(
@@ -49,8 +64,13 @@ class BundleTransfer:
         epochs: Epochs,
         now_s: Callable[[], float],
         check: Callable[[float], None],
+        encryption: FleetEncryption | None = None,
     ) -> None:
         self._store = store
+        self._encryption = encryption
+        self._namespaces: dict[bytes, NamespaceIdentity] = {}  # by digest, as in heads
+        envelopes = encryption.envelopes if encryption is not None else None
+        self._opener = Opener(self._namespaces, RecordCodecs(self._namespaces), envelopes)
         self._engines = engines
         self._epochs = epochs
         self._now_s = now_s
@@ -59,6 +79,8 @@ class BundleTransfer:
 
     def search(self, search: SearchBundles) -> ChainFound:
         """Return how far a chain goes on in the store."""
+        if not self._has_key(search.identity):
+            return ChainFound(0, 0)
         probes = gallop(len(search.names))
         index = next(probes)
         try:
@@ -66,6 +88,27 @@ class BundleTransfer:
                 index = probes.send(self._where(search.identity, search.names[index]) is not None)
         except StopIteration as end:
             return ChainFound(end.value.num_found, end.value.num_possible)
+
+    def _has_key(self, identity: NamespaceIdentity) -> bool:
+        """Whether the store can have anything of a tenant: it is not encrypted, or has a key."""
+        if self._encryption is None:
+            return True
+        self._encryption.keys.refresh()
+        return self._encryption.keys.names(tenant_of(identity.domain)) is not None
+
+    def _chain(self, bundle: BundleBlocks) -> BundleChain:
+        """Return the chain of a bundle as it stands in its head. Raises CopyError: NO_KEY."""
+        identity = bundle.identity
+        chain = BundleChain(
+            identity.digest, bundle.parent_hash, bundle.position, tuple(bundle.names), identity.profile_digest
+        )
+        if self._encryption is not None:
+            names = self._encryption.keys.names(tenant_of(identity.domain))
+            if names is None:
+                raise CopyError(Cause.NO_KEY)
+            chain = names.chain(chain)
+        self._namespaces[chain.namespace_digest] = identity
+        return chain
 
     def _where(self, identity: NamespaceIdentity, name: bytes) -> BundleKey | None:
         """Return the key of a bundle, in the newest epoch that has it; None when none has."""
@@ -83,8 +126,16 @@ class BundleTransfer:
         known = self._epoch_of.get((identity.digest, name))
         if known in epochs:
             epochs.sort(key=lambda epoch: epoch != known)
-        tenant = tenant_of(identity.domain)
-        return [bundle_key(epoch, tenant, identity.digest, name) for epoch in epochs]
+        return [self._key(identity, name, epoch) for epoch in epochs]
+
+    def _key(self, identity: NamespaceIdentity, name: bytes, epoch: str) -> BundleKey:
+        """Return the key of a bundle in one epoch. Raises CopyError: NO_KEY."""
+        tenant, digest = tenant_of(identity.domain), identity.digest
+        if self._encryption is None:
+            return bundle_key(epoch, tenant, digest, name)
+        if (names := self._encryption.keys.names(tenant)) is None:
+            raise CopyError(Cause.NO_KEY)
+        return bundle_key(epoch, tenant, names.namespace(digest), names.block(digest, name))
 
     # --------------------------------------------------------------------------------------- fetch
 
@@ -94,10 +145,12 @@ class BundleTransfer:
         Returns the bytes received. Batches that were not reported when this raises have not arrived, and
         nothing writes into their places any more.
         """
-        chain = _chain(fetch.bundle)
+        if not self._has_key(fetch.bundle.identity):
+            raise CopyError(Cause.NO_KEY)
+        chain = self._chain(fetch.bundle)
         num_groups = fetch.bundle.identity.geometry.num_groups
-        length = head_bytes(len(chain.names), num_groups, is_encrypted=False)
-        for key in self._keys(fetch.bundle.identity, chain.names[-1]):
+        length = head_bytes(len(chain.names), num_groups, is_encrypted=chain.is_hidden)
+        for key in self._keys(fetch.bundle.identity, fetch.bundle.names[-1]):
             self._check(fetch.deadline_at)
             received = b"".join(bytes(chunk) for chunk in self._store.stream(str(key), 0, length))
             if received:
@@ -126,15 +179,18 @@ class BundleTransfer:
         self, reader: "_Reader", head: BundleHead, item: CopyItem, memory: MemoryEngine
     ) -> CopyOutcome:
         """Read one fragment into its place. Raises CopyError when the object ends."""
-        label = head.label(item.label.group, item.source)
-        reader.skip_to(head.span(item.label.group, item.source)[0])
+        group, block = item.label.group, item.source
+        label = head.label(group, block)
+        reader.skip_to(head.span(group, block)[0])
         into = memory.view(item.target, label.raw_length)
-        if head.key or label.codec_id or label.is_spent:  # of a daemon that exports more than this one does
+        if label.is_spent:  # of a daemon that exports more than this one does
             return CopyOutcome(Cause.UNREADABLE)
-        reader.fill(into)
-        if checksum(into) != label.checksum:
-            return CopyOutcome(Cause.WRONG_CHECKSUM)
-        return CopyOutcome(None, label.checksum)
+        stored = np.empty(label.stored_length, np.uint8).data if label.codec_id else into
+        reader.fill(stored)
+        try:
+            return CopyOutcome(None, read_fragment(head, group, block, stored, into, self._opener))
+        except CopyError as failure:
+            return CopyOutcome(failure.cause)
 
     def _memory(self, tier: Tier) -> MemoryEngine:
         engine = self._engines[tier]
@@ -145,19 +201,25 @@ class BundleTransfer:
 
     def export(self, export: ExportBundle) -> int:
         """Store a bundle, unless the store has it. Returns the bytes sent.
-        Raises CopyError when what lies in memory is not what was put."""
+        Raises CopyError when what lies in memory is not what was put, or the tenant is being erased."""
         identity, name = export.bundle.identity, export.bundle.names[-1]
-        present = bundle_key(
-            self._epochs.present(self._now_s()), tenant_of(identity.domain), identity.digest, name
-        )
+        if self._encryption is not None:
+            self._encryption.keys.refresh()
+            self._encryption.keys.key_for_writing(tenant_of(identity.domain))
+        present = self._key(identity, name, self._epochs.present(self._now_s()))
         found = self._where(identity, name)
         if found == present or (found is not None and self._store.copy(str(found), str(present))):
             return 0
+        chain = self._chain(export.bundle)
         fragments = [
             StoredFragment(self._memory(tier).view(place, label.raw_length), label.raw_length, label.checksum)
             for tier, place, label in export.fragments
         ]
-        payload = write_bundle(_chain(export.bundle), identity.geometry.num_groups, fragments)
+        if self._encryption is not None:
+            if any(checksum(one.stored) != one.checksum for one in fragments):
+                raise CopyError(Cause.WRONG_CHECKSUM, "a raw payload is not what its checksum says")
+            fragments = encrypt_fragments(chain, fragments, self._encryption.envelopes, identity.domain)
+        payload = write_bundle(chain, identity.geometry.num_groups, fragments)
         return len(payload) if self._store.create(str(present), payload.data) else 0
 
 
@@ -195,13 +257,6 @@ class _Reader:
         part, self._rest = self._rest[:most], self._rest[most:]
         self._position += len(part)
         return part
-
-
-def _chain(bundle: BundleBlocks) -> BundleChain:
-    identity = bundle.identity
-    return BundleChain(
-        identity.digest, bundle.parent_hash, bundle.position, tuple(bundle.names), identity.profile_digest
-    )
 
 
 def cause_of(error: Exception) -> Cause:

@@ -8,6 +8,9 @@ is done with them, so they are given back one idle limit later, at most.
 A store that fails MAX_FAILURES times in a row is not asked any more (the planner hears SourceChanged), but
 for a look at its bucket, ever more rarely, until that succeeds. The same look comes first at a start, which
 therefore never waits for a store. One that says that it is busy gets half as many requests at a time.
+
+With keys of a fleet they are listed every LOOK_S, so that a host that is not asked anything forgets the keys
+of erased tenants, too. While a tenant is being erased nothing of it is exported.
 """
 
 import asyncio
@@ -20,15 +23,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from ...sources.objects.fleet_keys import LOOK_S, FleetKeys, erase_tenant
 from ...sources.objects.keys import Epochs
 from ...sources.objects.layout import BundleError
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore, StoreLimits
 from ...tiers.base import Cause, CopyError, CopyOutcome, Engine
-from ...tiers.block import Tier
+from ...tiers.block import Tier, tenant_of
+from ...tiers.encryption.envelope import Envelopes
 from ..core.events import CopyFinished, Event, ExportFinished, SourceChanged, SourceSearched
 from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
-from .bundles import BundleTransfer, ChainFound, Stop, cause_of
+from .bundles import BundleTransfer, ChainFound, FleetEncryption, Stop, cause_of
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +64,7 @@ class ObjectEdge:
     """Executes SearchBundles, FetchBundle and ExportBundle over one store. Owned by the event loop.
 
     `open_store` blocks; `engines` are those of the memory tiers; `deliver` gets the events, on the loop.
+    With `keys` what is stored is encrypted.
     """
 
     def __init__(
@@ -70,7 +76,13 @@ class ObjectEdge:
         *,
         clock: Callable[[], float],
         now_s: Callable[[], float] = time.time,
+        keys: FleetKeys | None = None,
     ) -> None:
+        self.keys = keys
+        self._encryption: FleetEncryption | None = None
+        if keys is not None:
+            self._encryption = FleetEncryption(keys, envelopes := Envelopes(keys))
+            keys.on_forgotten = envelopes.forget
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._open_store = open_store
@@ -83,12 +95,16 @@ class ObjectEdge:
         self._store: ObjectStore | None = None
         self._queues: tuple[deque[Work], ...] = (deque(), deque(), deque())
         self._running: Counter[type] = Counter()
+        self._barred: set[str] = set()  # tenants that are being erased
+        self._exporting: Counter[str] = Counter()  # by tenant, in threads
+        self._export_ended = asyncio.Event()
         self._limit = MAX_IN_FLIGHT
         self._is_open = self._is_stopping = False
         self._problem = ""
         self._num_failures = 0
         self._retry_s = RETRY_S
         self._timer: asyncio.TimerHandle | None = None
+        self._key_timer: asyncio.TimerHandle | None = None
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -100,10 +116,10 @@ class ObjectEdge:
         """Queue an instruction, or end it at once while the store is not asked."""
         if self._is_stopping:
             return
-        if not self._is_open:
+        if not self._is_open or self._is_barred(work):
             self._fail(work, Cause.SOURCE_GONE)
             return
-        self._queues[_rank(work)].append(work)
+        self._queues[_rank_of(type(work))].append(work)
         self._fill()
 
     def status(self) -> SourceStatus:
@@ -116,18 +132,88 @@ class ObjectEdge:
     async def stop(self) -> None:
         """Wait for the threads, which read nothing more; what is queued does not begin. Idempotent."""
         self._is_stopping = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._key_timer):
+            if timer is not None:
+                timer.cancel()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+    # ------------------------------------------------------------------------------- keys, erasing
+
+    def tend_keys(self) -> None:
+        """List the tenants' keys now and then from now on, and wrap anew what another master key wraps."""
+        if self.keys is None or self._is_stopping:
+            return
+        if self._key_timer is not None:
+            self._key_timer.cancel()
+        self._key_timer = self._loop.call_later(LOOK_S, self.tend_keys)
+        if self._is_open:
+            self._submit(self._tend, self._tended)
+
+    def _tend(self) -> int:
+        """Blocks."""
+        assert self.keys is not None
+        self.keys.refresh(LOOK_S / 2)
+        return self.keys.wrap_anew()
+
+    def _tended(self, future: "Future[int]") -> None:
+        failure = future.exception()
+        if isinstance(failure, StoreError):
+            log.warning("object store %s: its keys were not listed: %s", self._address, failure)
+        elif failure is not None:
+            raise failure
+        elif future.result():
+            log.info("object store %s: %d data keys wrapped anew", self._address, future.result())
+
+    def bar(self, tenant: str) -> None:
+        """Let nothing of a tenant be exported until `admit`."""
+        self._barred.add(tenant)
+        if self.keys is not None:
+            self.keys.bar(tenant)
+        queue = self._queues[_rank_of(ExportBundle)]
+        for work in [work for work in queue if self._is_barred(work)]:
+            queue.remove(work)
+            self._fail(work, Cause.SOURCE_GONE)
+
+    async def erase(self, tenant: str) -> int:
+        """Destroy the key of a tenant that is barred, then delete its bundles; return how many there were.
+        No export of it is under way afterwards. Raises StoreError; the key may be destroyed then."""
+        try:
+            return await asyncio.to_thread(self._erase, tenant)
+        finally:
+            while self._exporting[tenant]:
+                self._export_ended.clear()
+                await self._export_ended.wait()
+
+    def _erase(self, tenant: str) -> int:
+        """Blocks."""
+        return erase_tenant(self._opened(), tenant)
+
+    def admit(self, tenant: str) -> None:
+        """Let a tenant be exported again, under another key."""
+        self._barred.discard(tenant)
+        if self.keys is not None:
+            self.keys.admit(tenant)
+
+    def _is_barred(self, work: Work) -> bool:
+        return isinstance(work, ExportBundle) and tenant_of(work.bundle.identity.domain) in self._barred
 
     # ------------------------------------------------------------------------------------ one look
 
-    def _look(self) -> BundleTransfer:
-        """Blocks: open the store, unless it is, and list its bucket. Raises StoreError."""
+    def _opened(self) -> ObjectStore:
+        """Blocks: return the store, opened. Raises StoreError."""
         if self._store is None:
             self._store = self._open_store()
-        self._store.check_bucket()
-        return BundleTransfer(self._store, self._engines, Epochs(EPOCH_DAYS), self._now_s, self._check)
+        return self._store
+
+    def _look(self) -> BundleTransfer:
+        """Blocks: open the store, unless it is, list its bucket, and open its keys. Raises StoreError."""
+        store = self._opened()
+        store.check_bucket()
+        if self.keys is not None:
+            self.keys.open(store)
+        return BundleTransfer(
+            store, self._engines, Epochs(EPOCH_DAYS), self._now_s, self._check, self._encryption
+        )
 
     def _looked(self, future: "Future[Any]") -> None:
         failure = future.exception()
@@ -136,6 +222,7 @@ class ObjectEdge:
             self._transfer, self._is_open, self._problem = future.result(), True, ""
             self._num_failures, self._retry_s = 0, RETRY_S
             self._deliver(SourceChanged(True))
+            self.tend_keys()
             return
         if not isinstance(failure, StoreError):
             raise failure
@@ -177,6 +264,8 @@ class ObjectEdge:
                 return
             work = queue.popleft()
             self._running[kind] += 1
+            if isinstance(work, ExportBundle):
+                self._exporting[tenant_of(work.bundle.identity.domain)] += 1
             self._submit(partial(self._run, work), partial(self._ran, work))
 
     def _submit(self, task: Callable[[], Any], then: Callable[["Future[Any]"], None]) -> None:
@@ -210,6 +299,9 @@ class ObjectEdge:
     def _ran(self, work: Work, future: "Future[Any]") -> None:
         """On the loop: settle an instruction, and take in what its end says about the store."""
         self._running[type(work)] -= 1
+        if isinstance(work, ExportBundle):
+            self._exporting[tenant_of(work.bundle.identity.domain)] -= 1
+            self._export_ended.set()
         failure = future.exception()
         result = None if failure is not None else future.result()
         if isinstance(result, _Fetched):
@@ -285,5 +377,5 @@ def _fetch(
     return fetched
 
 
-def _rank(work: Work) -> int:
-    return (SearchBundles, FetchBundle, ExportBundle).index(type(work))
+def _rank_of(kind: type[Work]) -> int:
+    return (SearchBundles, FetchBundle, ExportBundle).index(kind)

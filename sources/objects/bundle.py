@@ -104,22 +104,23 @@ def read_fragment(
 ) -> bytes:
     """Fill `into` (raw_length long) from the payload of a fragment; return its xxh3-128.
 
-    `stored` is what lies in `head.span(group, block)`; an encrypted one is decrypted in place. Raises
-    CopyError: `into` is then undefined. Releases the GIL.
+    `stored` is what lies in `head.span(group, block)`; an encrypted one is decrypted in place. It may be
+    `into` itself where there is no codec. Raises CopyError: `into` is then undefined. Releases the GIL.
     """
     entry = head.entries[head.index(group, block)]
     raw_checksum: bytes = entry["checksum"].tobytes()
     if len(stored) != entry["stored_length"] or len(into) != entry["raw_length"]:
         raise CopyError(Cause.SHORT_TRANSFER, f"{len(stored)} bytes, {entry['stored_length']} announced")
     if not entry["codec"] and not head.key:  # one pass: the copy is what is hashed
-        if copy_and_checksum(into, stored) != raw_checksum:
+        if (checksum(into) if stored is into else copy_and_checksum(into, stored)) != raw_checksum:
             raise CopyError(Cause.WRONG_CHECKSUM)
         return raw_checksum
-    check_stored(head, group, block, stored)
     label = head.label(group, block)
-    if head.key:
+    if head.key:  # the tag proves more than a hash of what is stored
         header = header_of(head, group, block)
         raw_checksum = opener.decrypt(header, stored)
+    else:
+        check_stored(head, group, block, stored)
     if label.codec_id:
         try:
             opener.codecs.decode(label, label.codec_id, _parameters(head.chain, label.codec_id), stored, into)
@@ -127,7 +128,7 @@ def read_fragment(
             raise CopyError(Cause.UNREADABLE, str(error)) from error
         except CodecError as error:
             raise CopyError(Cause.WRONG_CHECKSUM, str(error)) from error
-    else:
+    elif stored is not into:
         copy(into, stored)
     if checksum(into) != raw_checksum:
         raise CopyError(Cause.WRONG_CHECKSUM)

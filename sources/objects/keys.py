@@ -2,7 +2,7 @@
 
     v1/b/<epoch>/<tenant>/<namespace>/<name>    a bundle; <name>: prefix hash of its last block
     v1/m/<epoch>/<time>-<host>                  a manifest: what one host stored
-    v1/k/<tenant>/<key>                         a tenant's data key, wrapped
+    v1/k/<tenant>/<number>                      a tenant's data key, wrapped (fleet_keys.py)
 
 Every part is of digits and lower-case hex, which no store rewrites. The epoch comes first, so that expiry and
 listing are by prefix; the tenant comes before the namespace, so that erasing a tenant is one prefix an epoch
@@ -22,9 +22,11 @@ from typing import Final, NamedTuple
 
 BUNDLES: Final = "v1/b/"
 MANIFESTS: Final = "v1/m/"
+TENANT_KEYS: Final = "v1/k/"
 NUM_ALIVE: Final = 3  # epochs that are read: the present one and those before it
 HOST_HEX: Final = 16
 _FIRST_DAY = date(1970, 1, 1)
+_TENANT_KEY = re.compile(r"v1/k/([0-9a-f]{32})/(\d{8})")
 _BUNDLE = re.compile(r"v1/b/(\d{8})/([0-9a-f]{32})/([0-9a-f]{64})/([0-9a-f]{64})")
 
 
@@ -42,6 +44,16 @@ class BundleKey(NamedTuple):
     def in_epoch(self, epoch: str) -> "BundleKey":
         """Return the key of the same bundle in another epoch."""
         return self._replace(epoch=epoch)
+
+
+class TenantKeyName(NamedTuple):
+    """The parts of the key of an object that holds a wrapped data key. `number`: counts from 0."""
+
+    tenant: str  # tenant_folder()
+    number: int
+
+    def __str__(self) -> str:
+        return f"{TENANT_KEYS}{self.tenant}/{self.number:08d}"
 
 
 class ManifestKey(NamedTuple):
@@ -65,6 +77,12 @@ def parse_bundle_key(key: str) -> BundleKey | None:
     """Return the parts of a bundle's key; None for the key of anything else."""
     match = _BUNDLE.fullmatch(key)
     return BundleKey(*match.groups()) if match and _first_day(match[1]) is not None else None
+
+
+def parse_tenant_key(key: str) -> TenantKeyName | None:
+    """Return the parts of the key of a wrapped data key; None for the key of anything else."""
+    match = _TENANT_KEY.fullmatch(key)
+    return TenantKeyName(match[1], int(match[2])) if match else None
 
 
 def tenant_folder(tenant: str) -> str:

@@ -33,7 +33,8 @@ Entries: TypeAlias = npt.NDArray[np.void]  # dtype ENTRY
 MAGIC: Final = b"kvtbundl"
 VERSION: Final = 1
 ENCRYPTED: Final = 1
-INCOMPAT_FEATURES: Final = ENCRYPTED  # a reader must refuse bits it does not know
+HIDDEN: Final = 2
+INCOMPAT_FEATURES: Final = ENCRYPTED | HIDDEN  # a reader must refuse bits it does not know
 HAS_PARENT: Final = 1  # flags of the head, and of an entry: a reader ignores those it does not know
 IS_SPENT: Final = 1
 ALIGNMENT: Final = 64
@@ -76,6 +77,7 @@ class BundleChain(NamedTuple):
     position: int  # of the first block in its chain
     names: tuple[bytes, ...]  # prefix hash of each block
     profile_digest: bytes = b""  # of the namespace, 32 bytes; empty: it names none
+    is_hidden: bool = False  # digest and hashes are keyed hashes of themselves (hidden.py)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,6 +176,8 @@ def make_head(
         raise BundleError("a block has a name that is not 32 bytes long")
     length = head_bytes(len(chain.names), num_groups, is_encrypted=key != 0)
     _check_counts(len(chain.names), num_groups)
+    if chain.is_hidden and not key:
+        raise BundleError("hidden names without a key")
     if len(entries) != len(chain.names) * num_groups or len(envelopes) != (len(entries) if key else 0):
         raise BundleError(f"{len(entries)} fragments and {len(envelopes)} envelopes for {chain.position}")
     _check_entries(entries, chain.profile_digest)
@@ -189,7 +193,7 @@ def pack_head(head: BundleHead) -> bytes:
     fixed = _FIXED.pack(
         MAGIC,
         VERSION,
-        ENCRYPTED if head.key else 0,
+        (ENCRYPTED if head.key else 0) | (HIDDEN if chain.is_hidden else 0),
         HAS_PARENT if chain.parent_hash else 0,
         len(chain.names),
         head.num_groups,
@@ -236,10 +240,17 @@ def unpack_head(buffer: bytes | memoryview) -> BundleHead:
     )
     if bool(key) != bool(incompat & ENCRYPTED):
         raise BundleError("a key without envelopes, or the other way round")
+    if incompat & HIDDEN and not key:
+        raise BundleError("hidden names without a key")
     end = FIXED_BYTES + num_blocks * HASH_BYTES
     names = tuple(packed[at : at + HASH_BYTES] for at in range(FIXED_BYTES, end, HASH_BYTES))
     chain = BundleChain(
-        namespace, parent if flags & HAS_PARENT else b"", position, names, profile if any(profile) else b""
+        namespace,
+        parent if flags & HAS_PARENT else b"",
+        position,
+        names,
+        profile if any(profile) else b"",
+        bool(incompat & HIDDEN),
     )
     num_fragments = num_blocks * num_groups
     entries = np.frombuffer(packed, ENTRY, num_fragments, end)

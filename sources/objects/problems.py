@@ -33,6 +33,7 @@ class StoreProblem(Enum):
     UNREACHABLE = "no answer; check the address, the network and the store"
     SHORT = "the answer was shorter or longer than announced"
     UNSUPPORTED = "the store does not support this operation"
+    WRONG_KEY = "tenants' keys in this store were wrapped with another master key"
     FULL = "the store takes no more bytes; enlarge it, or shorten the epoch"
     FAILED = "the store failed"
 

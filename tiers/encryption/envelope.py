@@ -30,10 +30,10 @@ import os
 import struct
 import threading
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..base import Buffer, Cause, CopyError
-from .keyring import DataKey, Keyring
+from .keyring import DataKey
 from .master_keys import KEY_BYTES
 
 SALT_BYTES = 16
@@ -62,13 +62,23 @@ class Envelope(NamedTuple):
         return cls(*_PACKED.unpack(packed))
 
 
+class DataKeys(Protocol):
+    """Where the data keys of tenants are. Thread-safe."""
+
+    def key(self, tenant: str, key_id: int) -> DataKey | None:
+        """Return a tenant's key of this id; None when it is gone."""
+
+    def key_for_writing(self, tenant: str) -> DataKey:
+        """Return the key to encrypt with, made and durable when this returns. Raises CopyError."""
+
+
 class Envelopes:
     """Seals and opens payloads of one life of a store. Thread-safe; long payloads release the GIL.
 
     Needs cryptography, version 50 or later: earlier ones keep the GIL.
     """
 
-    def __init__(self, keyring: Keyring) -> None:
+    def __init__(self, keyring: DataKeys) -> None:
         self.keyring = keyring
         self._salt = os.urandom(SALT_BYTES)
         self._counter = itertools.count()

@@ -30,6 +30,7 @@ KEY_BYTES = 32
 MAX_KEYS = 16
 _MAX_FILE_BYTES = 16 << 10
 _NONCE_BYTES = 12
+WRAPPED_BYTES = _NONCE_BYTES + KEY_BYTES + 16  # of a wrapped key, with its tag
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 

@@ -140,7 +140,7 @@ def test_a_head_says_how_much_to_read_within_limits(num_blocks: int, num_groups:
 
 @pytest.mark.parametrize(
     ("at", "value", "words"),
-    [(0, b"kvtxxxxx", "no bundle"), (8, b"\2\0", "version 2"), (10, b"\2\0", "features 0x2")],
+    [(0, b"kvtxxxxx", "no bundle"), (8, b"\2\0", "version 2"), (10, b"\4\0", "features 0x4")],
 )
 def test_another_format_is_refused_with_words(at: int, value: bytes, words: str) -> None:
     bundle = make_bundle(1).bundle.copy()
@@ -226,6 +226,7 @@ def test_encrypted_bundles_come_back_with_their_key_only(codec: str, envelopes: 
     with pytest.raises(CopyError) as without:
         read_all(made.bundle, made)
     assert without.value.cause is Cause.NO_KEY
+    assert isinstance(envelopes.keyring, Keyring)
     envelopes.keyring.erase("tenant:red", 1)
     envelopes.forget("tenant:red")
     with pytest.raises(CopyError) as erased:

@@ -1,0 +1,338 @@
+"""FleetKeys: one data key for each tenant of a fleet, wrapped with its master key, in the store.
+
+    v1/k/<tenant>/00000000   {"id": .., "master": .., "wrapped": ..}     the first host that needed it
+    v1/k/<tenant>/00000001   the same data key under another master key; 00000000 is deleted then
+    v1/k/<tenant>/00000002   {"erased": true}; 00000001 is deleted then
+    v1/k/<tenant>/00000003   another data key: the tenant came back
+
+The objects of a tenant are numbered, created and never replaced, and the newest one counts. So a store that
+creates only (every one does that bundles need) decides each race: of two hosts that make a key one finds the
+number taken and uses what is there, and a host that wraps anew finds the mark of an erasure in its place. A
+mark is never deleted, so its number cannot be given out again.
+
+Hosts list `v1/k/` every LOOK_S, one request; a key is not used longer than MAX_AGE_S after the last listing
+that showed it. What is listed is read when it is needed. A wrap is bound to its tenant, key id and number.
+
+Rejected: one object a tenant that is replaced (a host that wraps anew would bring an erased key back, unless
+the store compares when it replaces, which folders and some stores do not); a key of the store between master
+key and data keys (one object to wrap anew, but then no exchange of the master key makes old versions of
+erased keys useless).
+"""
+
+import json
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from ...tiers.base import Cause, CopyError
+from ...tiers.encryption.keyring import DataKey
+from ...tiers.encryption.master_keys import KEY_BYTES, WRAPPED_BYTES, MasterKeys
+from .hidden import HiddenNames
+from .keys import BUNDLES, TENANT_KEYS, TenantKeyName, parse_tenant_key, tenant_folder
+from .problems import StoreError, StoreProblem
+from .store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 30.0
+MAX_AGE_S: Final = 60.0
+MAX_WRAP_BYTES: Final = 4096
+NUM_CHECKED: Final = 16  # wraps read at a start: the hosts of a fleet have one master key
+MAX_TRIES: Final = 100  # numbers that other hosts may take while one is looked for
+_ERASED: Final = b'{"erased": true}'
+_MARK: Final = 0  # of key ids
+_DAMAGED: Final = -1
+
+
+class _Wrap(NamedTuple):
+    """What one object holds."""
+
+    key_id: int  # _MARK: the tenant was erased; _DAMAGED: it is none
+    master: str = ""
+    wrapped: bytes = b""
+
+
+class _UnwrappedKey(NamedTuple):
+    """A tenant's key, unwrapped."""
+
+    number: int
+    key: DataKey
+    names: HiddenNames
+
+
+class FleetKeys:
+    """Data keys of the tenants of a fleet. Thread-safe; methods block for as long as the store does.
+
+    `open` comes first. Methods raise StoreError when the store fails, or has a wrap of another master key.
+    `on_forgotten` is called with a tenant after its key is gone.
+    """
+
+    def __init__(self, masters: MasterKeys, clock: Callable[[], float] = time.monotonic) -> None:
+        self.on_forgotten: Callable[[str], None] = lambda tenant: None
+        self.num_wrapped: Counter[str] = Counter()  # data keys by master key, as of the last `wrap_anew`
+        self._masters = masters
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._store: ObjectStore | None = None
+        self._looked_at = float("-inf")
+        self._newest: dict[str, int] = {}  # by tenant's folder
+        self._known: dict[str, _UnwrappedKey] = {}  # by tenant
+        self._useless: dict[TenantKeyName, _Wrap] = {}  # marks, and damaged ones, which are logged once
+        self._barred: set[str] = set()  # tenants that get no new key for now
+        self._is_wrapped_anew = False
+
+    def open(self, store: ObjectStore) -> None:
+        """Use `store` from now on. Raises StoreError(WRONG_KEY) when it has wraps that none of these made."""
+        with self._lock:
+            self._store = store
+            self._look()
+            num_checked = 0
+            for folder in sorted(self._newest):
+                wrap = self._read(TenantKeyName(folder, self._newest[folder]))
+                if wrap is not None and wrap.key_id > _MARK:
+                    _require_master(wrap, self._masters)
+                    num_checked += 1
+                if num_checked == NUM_CHECKED:
+                    return
+
+    # ---------------------------------------------------------------------------------------- use
+
+    def refresh(self, max_age_s: float = MAX_AGE_S) -> None:
+        """List the keys, unless that was done `max_age_s` ago: what is gone is forgotten."""
+        with self._lock:
+            if self._clock() - self._looked_at >= max_age_s:
+                self._look()
+
+    def names(self, tenant: str) -> HiddenNames | None:
+        """Return what hides a tenant's names; None when it has no key, so the store has nothing of it."""
+        with self._lock:
+            known = self._find(tenant)
+            return known.names if known is not None else None
+
+    def key(self, tenant: str, key_id: int) -> DataKey | None:
+        """Return a tenant's key of this id; None when it is gone."""
+        with self._lock:
+            known = self._find(tenant)
+            return known.key if known is not None and known.key.id == key_id else None
+
+    def key_for_writing(self, tenant: str) -> DataKey:
+        """Return the key to encrypt with, made and in the store when this returns.
+        Raises CopyError: NO_KEY while the tenant is being erased, or when its wrap is damaged."""
+        with self._lock:
+            if tenant in self._barred:
+                raise CopyError(Cause.NO_KEY, "being erased")
+            known = self._find(tenant)
+            return known.key if known is not None else self._make(tenant)
+
+    def bar(self, tenant: str) -> None:
+        """Give a tenant no new key from now on, and forget the one it has here."""
+        with self._lock:
+            self._barred.add(tenant)
+            self._forget(tenant)
+
+    def admit(self, tenant: str) -> None:
+        """Let an erased tenant have another key: nothing from before is on its way to the store any more."""
+        with self._lock:
+            self._barred.discard(tenant)
+            self._looked_at = float("-inf")
+
+    # -------------------------------------------------------------------------------- master keys
+
+    def check(self, masters: MasterKeys) -> None:
+        """Raise StoreError(WRONG_KEY) when wraps in the store need another master key than these."""
+        with self._lock:
+            for one, count in self.num_wrapped.items():
+                if count:
+                    _require_master(_Wrap(_DAMAGED, one), masters)
+
+    def take(self, masters: MasterKeys) -> None:
+        """Use other master keys from now on; `wrap_anew` is due."""
+        with self._lock:
+            self._masters, self._is_wrapped_anew = masters, False
+
+    def wrap_anew(self) -> int:
+        """Wrap every data key under the first master key, unless that was done; return how many were."""
+        with self._lock:
+            if self._is_wrapped_anew:
+                return 0
+            self._look()
+            masters, newest = self._masters, dict(self._newest)
+        counts: Counter[str] = Counter()
+        num_new, is_whole = 0, True
+        for folder, number in newest.items():  # without the lock: requests for each tenant
+            name = TenantKeyName(folder, number)
+            wrap = self._read(name)
+            if wrap is None or wrap.key_id <= _MARK:
+                continue
+            opened = masters.unwrap(wrap.wrapped, _bound(name, wrap.key_id))
+            if opened is not None and wrap.master != masters.current_id:
+                following = name._replace(number=number + 1)
+                if self._create(following, DataKey(wrap.key_id, opened[1]), masters):
+                    self._opened().delete([str(name)])
+                    num_new += 1
+                else:  # another host did, or the tenant was erased
+                    is_whole = False
+            counts[wrap.master if opened is None else masters.current_id] += 1
+        with self._lock:
+            self.num_wrapped = counts
+            self._is_wrapped_anew = is_whole and self._masters is masters
+        return num_new
+
+    # ---------------------------------------------------------------------------------- internals
+
+    def _opened(self) -> ObjectStore:
+        assert self._store is not None
+        return self._store
+
+    def _look(self) -> None:
+        """List the keys; forget those that are gone. One that was wrapped anew stays."""
+        self._newest = _newest(self._opened())
+        self._looked_at = self._clock()
+        for tenant, known in list(self._known.items()):
+            folder = tenant_folder(tenant)
+            number = self._newest.get(folder)
+            if number == known.number:
+                continue
+            wrap = None if number is None else self._read(TenantKeyName(folder, number))
+            if number is not None and wrap is not None and wrap.key_id == known.key.id:
+                self._known[tenant] = known._replace(number=number)
+            else:
+                self._forget(tenant)
+
+    def _forget(self, tenant: str) -> None:
+        if self._known.pop(tenant, None) is not None:
+            self.on_forgotten(tenant)
+
+    def _find(self, tenant: str) -> _UnwrappedKey | None:
+        """Return a tenant's key; None when it has none, as far as the last listing tells."""
+        if (known := self._known.get(tenant)) is not None:
+            return known
+        folder = tenant_folder(tenant)
+        number = self._newest.get(folder)
+        if number is None or tenant in self._barred:
+            return None
+        return self._load(tenant, TenantKeyName(folder, number))
+
+    def _load(self, tenant: str, name: TenantKeyName) -> _UnwrappedKey | None:
+        wrap = self._useless.get(name) or self._read(name)
+        if wrap is None or name in self._useless:
+            return None
+        if wrap.key_id > _MARK:
+            _require_master(wrap, self._masters)
+            opened = self._masters.unwrap(wrap.wrapped, _bound(name, wrap.key_id))
+            if opened is not None:
+                return self._note(tenant, name, DataKey(wrap.key_id, opened[1]))
+        self._useless[name] = wrap
+        if wrap.key_id != _MARK:
+            words = (
+                "is damaged, or was moved there; nothing of its tenant is fetched or exported until that is"
+            )
+            log.error("%s %s erased (`kvtier objects erase-tenant`)", name, words)
+        return None
+
+    def _make(self, tenant: str) -> DataKey:
+        """Give a tenant its first key, or the next one after an erasure."""
+        folder = tenant_folder(tenant)
+        newest = self._newest.get(folder, -1)
+        for name in (TenantKeyName(folder, max(newest, 0) + one) for one in range(MAX_TRIES)):
+            if name.number > newest:
+                key = DataKey(secrets.randbits(32) or 1, secrets.token_bytes(KEY_BYTES))
+                if self._create(name, key, self._masters):
+                    self.num_wrapped[self._masters.current_id] += 1
+                    return self._note(tenant, name, key).key
+            if (known := self._load(tenant, name)) is not None:  # another host was sooner
+                return known.key
+            if self._useless.get(name, _Wrap(_MARK)).key_id != _MARK:
+                raise CopyError(Cause.NO_KEY, f"{name} is damaged")
+        raise StoreError(StoreProblem.BUSY, f"{MAX_TRIES} numbers of keys were taken meanwhile")
+
+    def _note(self, tenant: str, name: TenantKeyName, key: DataKey) -> _UnwrappedKey:
+        self._known[tenant] = known = _UnwrappedKey(name.number, key, HiddenNames(key))
+        self._newest[name.tenant] = name.number
+        return known
+
+    def _create(self, name: TenantKeyName, key: DataKey, masters: MasterKeys) -> bool:
+        wrapped = masters.wrap(key.secret, _bound(name, key.id)).hex()
+        content = {"id": key.id, "master": masters.current_id, "wrapped": wrapped}
+        return self._opened().create(str(name), memoryview(json.dumps(content).encode()))
+
+    def _read(self, name: TenantKeyName) -> _Wrap | None:
+        return _read(self._opened(), name)
+
+
+def erase_tenant(store: ObjectStore, tenant: str) -> int:
+    """Destroy a tenant's key in a store, then delete its bundles; return how many there were.
+
+    Nothing of it can be decrypted any more once the first is done; what another host stores at the same time
+    stays unreadable, and ends with its epoch. Raises StoreError; trying again is right.
+    """
+    folder = tenant_folder(tenant)
+    _destroy_key(store, folder)
+    num_bundles = 0
+    for epoch in store.folders(BUNDLES):
+        found = [one.key for one in store.objects(f"{BUNDLES}{epoch}/{folder}/")]
+        store.delete(found)
+        num_bundles += len(found)
+    return num_bundles
+
+
+def _destroy_key(store: ObjectStore, folder: str) -> None:
+    """Put the mark of an erasure behind a tenant's newest wrap, then delete the wraps."""
+    found = [parse_tenant_key(one.key) for one in store.objects(f"{TENANT_KEYS}{folder}/")]
+    numbers = sorted(name.number for name in found if name is not None)
+    if not numbers:
+        return
+    newest = TenantKeyName(folder, numbers[-1])
+    if not _is_mark(_read(store, newest)):
+        while not store.create(str(mark := newest._replace(number=newest.number + 1)), memoryview(_ERASED)):
+            newest = mark  # wrapped anew, made or erased meanwhile
+    names = [TenantKeyName(folder, number) for number in range(numbers[0], newest.number + 1)]
+    store.delete([str(name) for name in names if not _is_mark(_read(store, name))])
+
+
+def _is_mark(wrap: _Wrap | None) -> bool:
+    return wrap is not None and wrap.key_id == _MARK
+
+
+def _newest(store: ObjectStore) -> dict[str, int]:
+    """Return the newest number of every tenant that has any, by folder."""
+    newest: dict[str, int] = {}
+    for one in store.objects(TENANT_KEYS):
+        name = parse_tenant_key(one.key)
+        if name is not None:
+            newest[name.tenant] = max(name.number, newest.get(name.tenant, 0))
+    return newest
+
+
+def _read(store: ObjectStore, name: TenantKeyName) -> _Wrap | None:
+    """Return what an object holds, with an empty wrap when that is damaged; None when there is none."""
+    data = bytearray()
+    for chunk in store.stream(str(name), 0, MAX_WRAP_BYTES):
+        data += chunk
+    if not data:
+        return None
+    if data == _ERASED:
+        return _Wrap(_MARK)
+    try:
+        content: Mapping[str, Any] = json.loads(data)
+        wrap = _Wrap(int(content["id"]), str(content["master"]), bytes.fromhex(content["wrapped"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return _Wrap(_DAMAGED)
+    return wrap if 0 < wrap.key_id < 1 << 32 and len(wrap.wrapped) == WRAPPED_BYTES else _Wrap(_DAMAGED)
+
+
+def _require_master(wrap: _Wrap, masters: MasterKeys) -> None:
+    """Raise StoreError(WRONG_KEY) unless one of `masters` made a wrap, as it says."""
+    if wrap.master not in masters.ids:
+        held = f"encryption.master_key holds {', '.join(masters.ids)}"
+        fix = "put its line below the others, or name another object.url; nothing was overwritten"
+        raise StoreError(StoreProblem.WRONG_KEY, f"{wrap.master[:8]}, and {held}; {fix}")
+
+
+def _bound(name: TenantKeyName, key_id: int) -> bytes:
+    """Return what a wrapped key is bound to: under another name it is none."""
+    return b"kvtier fleet key" + key_id.to_bytes(4, "big") + str(name).encode()

@@ -1,0 +1,179 @@
+"""Hosts that encrypt and share an object store: what others can read, and what erasing leaves."""
+
+import hashlib
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from kvtier.appliance.config import Settings
+from kvtier.appliance.errors import StartError
+from kvtier.clients import Geometry, NamespaceIdentity
+from kvtier.sources.objects.keys import tenant_folder
+from kvtier.tiers.encryption.master_keys import key_id
+from kvtier.v1 import admin_pb2 as pb
+
+from .test_erase import NAMES, PLANTED, Served, reason_of, settings_in
+from .test_key_rotation import by_watch, write
+
+if importlib.util.find_spec("obstore") is None:
+    pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
+
+MASTER, OTHER = os.urandom(32), os.urandom(32)
+STORED = NAMES[:16]  # a bundle; the rest is none
+DEADLINE_S = 120.0
+
+
+def settings(folder: Path, host: str, master: bytes = MASTER, *, nvme: bool = True) -> Settings:
+    """Return those of one host of a fleet, whose store is a folder."""
+    (folder / host).mkdir(exist_ok=True)
+    (folder / "store").mkdir(exist_ok=True)
+    write(folder / host, master)
+    shared = {"url": f"file://{folder / 'store'}", "share": "eager"}
+    found = settings_in(folder / host, object=shared)
+    return (
+        found if nvme else found.model_copy(update={"tiers": found.tiers.model_copy(update={"nvme": None})})
+    )
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a state."""
+    ends_at, pause = time.monotonic() + DEADLINE_S, threading.Event()
+    while not holds():
+        assert time.monotonic() < ends_at, "not reached"
+        pause.wait(0.05)
+
+
+def bundles(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "store").glob("v1/b/*/*/*/*") if "#" not in path.name)
+
+
+def wraps(folder: Path) -> list[Path]:
+    return sorted((folder / "store").glob("v1/k/*/*"))
+
+
+def open_source(served: Served) -> Any:
+    """Wait until a host uses the store; return what does."""
+    source = served.running.daemon.source
+    assert source is not None
+    until(lambda: source.status().is_open)
+    return source
+
+
+def stored(served: Served, folder: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Put blocks, and wait for their bundle; return their bytes."""
+    open_source(served)
+    data = served.put(NAMES)
+    until(lambda: len(bundles(folder)) == 1)
+    return data
+
+
+def read(served: Served) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Get the blocks, as soon as the store has brought them."""
+    found: Any = None
+
+    def has_come() -> bool:
+        nonlocal found
+        found = served.client.get(served.namespace, NAMES)
+        return bool(found.num_blocks)
+
+    until(has_come)
+    assert found.num_blocks == len(STORED)
+    return np.asarray(found.data)
+
+
+def test_hosts_with_one_master_key_share_and_the_bucket_tells_no_prompt(tmp_path: Path) -> None:
+    with Served(settings(tmp_path, "one")) as one:
+        data = stored(one, tmp_path)
+    with Served(settings(tmp_path, "two")) as two:
+        open_source(two)
+        np.testing.assert_array_equal(read(two), data[: len(data) * 2 // 3])
+    paths = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    everything = b"".join(str(path).encode() + path.read_bytes() for path in paths)
+    assert len(bundles(tmp_path)) == len(wraps(tmp_path)) == 1
+    geometry = Geometry(num_layers=2, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16")
+    digest = NamespaceIdentity(hashlib.sha256(b"erase").digest(), geometry).digest
+    for secret in (PLANTED, b"acme", digest, *NAMES):
+        assert secret not in everything
+        assert secret.hex().encode() not in everything
+    assert tenant_folder("tenant:acme").encode() in everything, "so that erasing needs no key"
+
+
+def test_a_host_with_another_master_key_does_not_start_and_harms_nothing(tmp_path: Path) -> None:
+    with Served(settings(tmp_path, "one")) as one:
+        stored(one, tmp_path)
+    before = {path: path.read_bytes() for path in (*wraps(tmp_path), *bundles(tmp_path))}
+    with pytest.raises(StartError) as refused, Served(settings(tmp_path, "two", OTHER)):
+        pass
+    assert "another master key" in str(refused.value)
+    assert key_id(MASTER) in str(refused.value)
+    assert key_id(OTHER) in str(refused.value)
+    assert "encryption.master_key" in str(refused.value)
+    assert {path: path.read_bytes() for path in (*wraps(tmp_path), *bundles(tmp_path))} == before
+
+
+@pytest.mark.parametrize("nvme", [True, False])
+def test_erasing_a_tenant_on_one_host_erases_it_in_the_store(tmp_path: Path, nvme: bool) -> None:
+    with (
+        Served(settings(tmp_path, "one", nvme=nvme)) as one,
+        Served(settings(tmp_path, "two", nvme=nvme)) as two,
+    ):
+        stored(one, tmp_path)
+        keys = open_source(two).keys
+        [bundle] = bundles(tmp_path)
+        kept = bundle.read_bytes()
+        keys.refresh(0)
+        assert keys.names("tenant:acme") is not None
+        one.erase()
+        assert bundles(tmp_path) == []
+        assert [path.name for path in wraps(tmp_path)] == ["00000001"], "the mark"
+        bundle.parent.mkdir(parents=True)
+        bundle.write_bytes(kept)  # a copy that its thief puts back
+        keys.refresh(0)
+        assert keys.names("tenant:acme") is None
+        assert two.client.get(two.namespace, NAMES).num_blocks == 0
+        two.put(NAMES)
+        until(
+            lambda: len(wraps(tmp_path)) == len(bundles(tmp_path)) == 2
+        )  # under a key and a name of its own
+
+
+def test_a_store_that_is_gone_keeps_no_host_from_erasing(tmp_path: Path) -> None:
+    with Served(settings(tmp_path, "one")) as one:
+        stored(one, tmp_path)
+        (tmp_path / "store").rename(tmp_path / "away")
+        (tmp_path / "store").write_text("a file in its place")
+        with pytest.raises(grpc.RpcError) as refused:
+            one.erase()
+        assert reason_of(refused) == "SOURCE_FAILED"
+        assert f"kvtier objects erase-tenant file://{tmp_path / 'store'} tenant:acme" in str(refused.value)
+        assert one.num_found() == 0
+        assert not one.admin.ListTenants(pb.ListTenantsRequest()).tenants[0].has_key
+
+
+@pytest.mark.parametrize("nvme", [True, False])
+def test_another_master_key_wraps_what_the_store_has(tmp_path: Path, nvme: bool) -> None:
+    with Served(settings(tmp_path, "one", nvme=nvme)) as one:
+        data = stored(one, tmp_path)
+        write(tmp_path / "one", OTHER, MASTER)
+        by_watch(one)
+        until(lambda: [path.name for path in wraps(tmp_path)] == ["00000001"])
+        rotation = one.running.daemon.rotation
+        assert rotation is not None
+        until(lambda: key_id(OTHER) in [use.id for use in rotation.uses() if use.num_wrapped])
+        write(tmp_path / "one", MASTER)
+        by_watch(one)
+        until(lambda: "another master key" in rotation.last_error)
+        write(tmp_path / "one", OTHER)
+        by_watch(one)
+        until(lambda: not rotation.last_error)
+    with Served(settings(tmp_path, "two", OTHER)) as two:
+        open_source(two)
+        np.testing.assert_array_equal(read(two), data[: len(data) * 2 // 3])

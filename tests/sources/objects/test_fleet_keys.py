@@ -1,0 +1,223 @@
+"""A fleet's tenant keys in a store: hosts agree on one, an erased one never comes back."""
+
+import importlib.util
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from kvtier.sources.objects.fleet_keys import MAX_AGE_S, FleetKeys, erase_tenant
+from kvtier.sources.objects.keys import TENANT_KEYS, TenantKeyName, bundle_key, tenant_folder
+from kvtier.sources.objects.problems import StoreError, StoreProblem
+from kvtier.sources.objects.store import ObjectStore
+from kvtier.tiers.base import Buffer, Cause, CopyError
+from kvtier.tiers.encryption.master_keys import MasterKeys
+
+if importlib.util.find_spec("obstore") is None:
+    pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
+
+OLD, NEW = bytes(range(32)), bytes(range(1, 33))
+RED, BLUE = "tenant:red", "tenant:blue"
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Hooked(ObjectStore):
+    """A folder in which something happens just before an object is created."""
+
+    before_create: Callable[[], object] | None = None
+
+    def create(self, key: str, payload: Buffer) -> bool:
+        """See ObjectStore."""
+        hook, self.before_create = self.before_create, None
+        if hook is not None:
+            hook()
+        return super().create(key, payload)
+
+
+def host(folder: Path, *masters: bytes, clock: Clock | None = None) -> FleetKeys:
+    keys = FleetKeys(MasterKeys(*(masters or (OLD,))), clock or Clock())
+    keys.open(ObjectStore(f"file://{folder}"))
+    return keys
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names of the objects with keys."""
+    return sorted(str(path.relative_to(folder)) for path in folder.glob(f"{TENANT_KEYS}*/*"))
+
+
+def name_of(number: int, tenant: str = RED) -> str:
+    return str(TenantKeyName(tenant_folder(tenant), number))
+
+
+def test_hosts_that_race_end_with_one_key(tmp_path: Path) -> None:
+    num_hosts = 8
+    hosts = [host(tmp_path) for _ in range(num_hosts)]
+    barrier = Barrier(num_hosts)
+
+    def first_use(keys: FleetKeys) -> object:
+        barrier.wait(60)
+        return keys.key_for_writing(RED)
+
+    with ThreadPoolExecutor(num_hosts) as pool:
+        found = set(pool.map(first_use, hosts))
+    assert len(found) == 1
+    assert names(tmp_path) == [name_of(0)]
+    assert host(tmp_path).key_for_writing(RED) in found
+    assert host(tmp_path).key_for_writing(BLUE) not in found
+
+
+def test_another_master_key_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    host(tmp_path).key_for_writing(RED)
+    before = (tmp_path / name_of(0)).read_bytes()
+    with pytest.raises(StoreError, match="another master key") as refused:
+        host(tmp_path, NEW)
+    assert refused.value.problem is StoreProblem.WRONG_KEY
+    assert MasterKeys(OLD).current_id in str(refused.value)
+    assert names(tmp_path) == [name_of(0)]
+    assert (tmp_path / name_of(0)).read_bytes() == before
+
+
+def test_an_erased_key_is_forgotten_by_other_hosts_within_a_minute(tmp_path: Path) -> None:
+    clock = Clock()
+    forgotten: list[str] = []
+    one, other = host(tmp_path), host(tmp_path, clock=clock)
+    key = one.key_for_writing(RED)
+    other.on_forgotten = forgotten.append
+    assert other.key(RED, key.id) is None, "not listed yet"
+    clock.now += MAX_AGE_S
+    other.refresh()
+    assert other.key(RED, key.id) == key
+    assert erase_tenant(ObjectStore(f"file://{tmp_path}"), RED) == 0
+    clock.now += MAX_AGE_S
+    other.refresh()
+    assert forgotten == [RED]
+    assert other.key(RED, key.id) is None
+    assert other.names(RED) is None
+    again = other.key_for_writing(RED)
+    assert again.secret != key.secret
+    assert names(tmp_path) == [name_of(1), name_of(2)], "the mark of the erasure, and the next key"
+    assert host(tmp_path).key_for_writing(RED) == again
+
+
+def test_a_tenant_that_is_being_erased_gets_no_key(tmp_path: Path) -> None:
+    keys = host(tmp_path)
+    key = keys.key_for_writing(RED)
+    keys.bar(RED)
+    assert keys.key(RED, key.id) is None
+    with pytest.raises(CopyError) as barred:
+        keys.key_for_writing(RED)
+    assert barred.value.cause is Cause.NO_KEY
+    erase_tenant(ObjectStore(f"file://{tmp_path}"), RED)
+    keys.admit(RED)
+    keys.refresh()
+    assert keys.key_for_writing(RED).secret != key.secret
+
+
+def test_erasing_deletes_the_bundles_of_one_tenant_in_every_epoch(tmp_path: Path) -> None:
+    store = ObjectStore(f"file://{tmp_path}")
+    kept = str(bundle_key("20261123", BLUE, b"n" * 32, b"b" * 32))
+    for key in (
+        kept,
+        *(str(bundle_key(epoch, RED, b"n" * 32, b"b" * 32)) for epoch in ("20200101", "20261123")),
+    ):
+        store.create(key, memoryview(b"a bundle"))
+    assert erase_tenant(store, RED) == 2
+    assert [one.key for one in store.objects("v1/")] == [kept]
+    assert erase_tenant(store, RED) == 0
+
+
+def test_another_master_key_wraps_the_same_data_keys(tmp_path: Path) -> None:
+    clock = Clock()
+    one, other = host(tmp_path), host(tmp_path, clock=clock)
+    keys = {tenant: one.key_for_writing(tenant) for tenant in (RED, BLUE)}
+    assert one.wrap_anew() == 0
+    assert one.num_wrapped == {MasterKeys(OLD).current_id: 2}
+    with pytest.raises(StoreError, match="another master key"):
+        one.check(MasterKeys(NEW))
+    other.refresh(0)
+    assert other.key_for_writing(RED) == keys[RED]
+    one.check(MasterKeys(NEW, OLD))
+    one.take(MasterKeys(NEW, OLD))
+    assert one.wrap_anew() == 2
+    assert one.wrap_anew() == 0
+    assert one.num_wrapped == {MasterKeys(NEW).current_id: 2}
+    one.check(MasterKeys(NEW))
+    assert names(tmp_path) == sorted(name_of(1, tenant) for tenant in (RED, BLUE))
+    assert {tenant: host(tmp_path, NEW).key_for_writing(tenant) for tenant in (RED, BLUE)} == keys
+    clock.now += MAX_AGE_S
+    other.refresh()  # which has the old one only, and goes on with what it has unwrapped
+    assert other.key_for_writing(RED) == keys[RED]
+    with pytest.raises(StoreError, match="another master key"):
+        other.key_for_writing(BLUE)
+
+
+def test_a_key_that_is_erased_while_it_is_wrapped_anew_stays_erased(tmp_path: Path) -> None:
+    key = host(tmp_path).key_for_writing(RED)
+    store = Hooked(f"file://{tmp_path}")
+    slow = FleetKeys(MasterKeys(NEW, OLD))
+    slow.open(store)
+    store.before_create = lambda: erase_tenant(ObjectStore(f"file://{tmp_path}"), RED)
+    assert slow.wrap_anew() == 0
+    assert names(tmp_path) == [name_of(1)], "the mark"
+    assert slow.wrap_anew() == 0
+    assert slow.key_for_writing(RED).secret != key.secret
+
+
+def test_a_key_that_is_wrapped_anew_while_it_is_erased_is_erased(tmp_path: Path) -> None:
+    key = host(tmp_path).key_for_writing(RED)
+    store, other = Hooked(f"file://{tmp_path}"), host(tmp_path, NEW, OLD)
+    store.before_create = other.wrap_anew
+    erase_tenant(store, RED)
+    assert names(tmp_path) == [name_of(2)], "the mark"
+    assert host(tmp_path, NEW).key(RED, key.id) is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "another tenant's", "an older one", "no JSON", "long"])
+def test_a_damaged_wrap_harms_its_tenant_alone(tmp_path: Path, damage: str) -> None:
+    keys = host(tmp_path)
+    key, other = keys.key_for_writing(RED), keys.key_for_writing(BLUE)
+    path, whole = tmp_path / name_of(0), (tmp_path / name_of(0)).read_bytes()
+    changed = {
+        "cut": whole[:-9] + b'"}',
+        "flipped": whole[:-4] + bytes([whole[-4] ^ 1]) + whole[-3:],
+        "another tenant's": (tmp_path / name_of(0, BLUE)).read_bytes(),
+        "an older one": whole,
+        "no JSON": b"{",
+        "long": whole + b" " * 10_000,
+    }[damage]
+    (tmp_path / name_of(1) if damage == "an older one" else path).write_bytes(changed)
+    fresh = host(tmp_path)
+    if damage == "long":  # what is behind the limit is not read
+        assert fresh.key(RED, key.id) == key
+        return
+    assert fresh.key(RED, key.id) is None
+    with pytest.raises(CopyError, match="damaged"):
+        fresh.key_for_writing(RED)
+    assert fresh.key_for_writing(BLUE) == other
+    erase_tenant(ObjectStore(f"file://{tmp_path}"), RED)
+    assert host(tmp_path).key_for_writing(RED) != key
+
+
+def test_names_are_hidden_from_all_without_the_key(tmp_path: Path) -> None:
+    keys = host(tmp_path)
+    keys.key_for_writing(RED)
+    keys.key_for_writing(BLUE)
+    red, blue = keys.names(RED), keys.names(BLUE)
+    assert red is not None
+    assert blue is not None
+    digest, name = b"n" * 32, b"b" * 32
+    found = {red.block(digest, name), blue.block(digest, name), red.block(b"m" * 32, name), name}
+    assert len(found) == 4
+    again = host(tmp_path).names(RED)
+    assert again is not None
+    assert again.block(digest, name) == red.block(digest, name)
