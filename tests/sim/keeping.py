@@ -6,6 +6,9 @@ time, and some are damaged. What was being written is gone. Clients of the dead 
 memory of some isolation domains for a while: until that has ended none of their slots may be written or
 retracted, found or not.
 
+Where there are two isolation domains, the header and bytes of a fragment of one may stand in an extent of the
+other. No daemon makes such an extent, but each of them could map it, so nothing of it may be believed.
+
 Checked: what was readable, is right, and is not stored otherwise is readable again, in its place; what
 continues it is linked to it; what is damaged, or of a tenant that was erased, is not readable.
 
@@ -21,7 +24,7 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.catalog import NO_ROW
 from kvtier.appliance.core.catalog.states import State
 from kvtier.tiers.block import FragmentLabel, NamespaceIdentity, Tier
-from kvtier.v1.shm import extent_of, place_of, slot_of
+from kvtier.v1.shm import extent_of, place_of, slot_bytes_for, slot_of
 
 from .daemon import Daemon
 from .ladder import MAPPED
@@ -33,6 +36,7 @@ VIEWED_FRACTION = 0.3
 MAX_DELAY_S = 0.05
 MAX_VERIFIED = 3  # fragments at a time
 DAMAGED_FRACTION = 0.05
+STRAY_FRACTION = 0.5  # of the extents
 
 
 @dataclass(slots=True)
@@ -51,6 +55,7 @@ class Keeping:
         self._world = world
         self._contents = contents
         self._rng = Random(f"kept memory of {world.seed}")
+        self._strays = Random(f"strays of {world.seed}")
         self.is_on = self._rng.random() < KEEPING_FRACTION
 
     def keep(self, daemon: Daemon, erased: set[int]) -> Kept:
@@ -64,7 +69,24 @@ class Keeping:
                         continue
                     extent = kept.extents.setdefault((tier, extent_of(place)), {})
                     extent[slot_of(place)] = _as_found(label), token
+        self._plant_strays(kept)
         return kept
+
+    def _plant_strays(self, kept: Kept) -> None:
+        """Put fragments of one isolation domain into extents of another."""
+
+        def domain_of(label: FragmentLabel) -> str:
+            return kept.identities[label.namespace_id].domain
+
+        everything = [one for slots in kept.extents.values() for one in slots.values()]
+        for slots in kept.extents.values():
+            first, _ = next(iter(slots.values()))
+            others = [one for one in everything if domain_of(one[0]) != domain_of(first)]
+            size = slot_bytes_for(first.raw_length)
+            others = [one for one in others if slot_bytes_for(one[0].raw_length) == size]
+            if others and len(slots) > 1 and self._strays.random() < STRAY_FRACTION:
+                slots[self._strays.choice(list(slots))] = self._strays.choice(others)
+                self._world.counts["strays"] += 1
 
     def hand_over(self, kept: Kept, daemon: Daemon) -> None:
         """Give a daemon that has just been made what another one left. Before its first event."""
@@ -87,10 +109,14 @@ class Keeping:
         )
         viewed = frozenset(domain for domain in domains if self._rng.random() < VIEWED_FRACTION)
         held = []
-        for (tier, number), slots in kept.extents.items():
-            label, _ = next(iter(slots.values()))
-            if daemon.planner.domain_number(kept.identities[label.namespace_id].domain) in viewed:
-                held += [daemon.memories[tier].slot(place_of(number, slot)) for slot in slots]
+        taken = {
+            extent: daemon.planner.found_memory.takes([(slot, label) for slot, (label, _) in slots.items()])
+            for extent, slots in kept.extents.items()
+        }
+        for (tier, number), found_here in taken.items():
+            domain = kept.identities[found_here[0][1].namespace_id].domain if found_here else ""
+            if daemon.planner.domain_number(domain) in viewed:
+                held += [daemon.memories[tier].slot(place_of(number, slot)) for slot, _ in found_here]
         for slot in held:
             slot.num_leases += 1
         extents = list(kept.extents)
@@ -100,8 +126,8 @@ class Keeping:
         at_s = 0.0
         for tier, number in extents:  # first what their headers name
             at_s += self._rng.random() * longest_s
-            named = [(index, label) for index, (label, _) in kept.extents[tier, number].items()]
-            self._soon(at_s, daemon.step, ev.ExtentFound(tier, number, named, viewed))
+            named = taken[tier, number]
+            self._soon(at_s, self._find, daemon, ev.ExtentFound(tier, number, named, viewed))
             if (tier, number) == extents[-1]:
                 self._soon(at_s, daemon.planner.found_memory.awaited.clear)
             found += [(tier, place_of(number, index), label) for index, label in named]
@@ -117,6 +143,14 @@ class Keeping:
         if viewed:
             ends_s = at_s + self._rng.random() * 2 * MAX_DELAY_S
             self._world.after(ends_s, self._views_ended, daemon, viewed, held)
+
+    def _find(self, daemon: Daemon, event: ev.ExtentFound) -> None:
+        """Tell what the headers of an extent name, whose bytes are given back if that is nothing."""
+        if not event.fragments:
+            daemon.memories[event.tier].forget(event.extent)
+        daemon.step(event)
+        if daemon.is_alive:
+            daemon.oracle.check_domains()
 
     def _soon(self, delay_s: float, do: Callable[..., None], *arguments: Any) -> None:
         if delay_s:

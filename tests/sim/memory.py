@@ -78,6 +78,16 @@ class VirtualMemory:
             if slot.label is not None and slot.label.namespace_id == namespace_id
         }
 
+    def tokens(self) -> list[tuple[int, int]]:
+        """Return (place, token) of everything that stands here, whether it may be read or not."""
+        return [(place, slot.token) for place, slot in self._slots.items()]
+
+    def forget(self, number: int) -> None:
+        """Give the bytes of an extent back that nothing was found in."""
+        for place, slot in self._slots.items():
+            if extent_of(place) == number:
+                slot.token = 0
+
     def published(self) -> list[tuple[int, FragmentLabel, int]]:
         """Return (place, label, token) of everything that can be read here."""
         return [

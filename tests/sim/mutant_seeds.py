@@ -52,6 +52,7 @@ KILLED_BY = {
     "found and believed": (79, False),
     "views forgotten": (74, False),
     "found alone": (74, False),
+    "found of two domains": (1_000_007, False),
     "spent, not asked": (16, False),
     "spent, not noted": (16, False),
     "makes no way": (13, False),

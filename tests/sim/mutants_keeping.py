@@ -66,10 +66,21 @@ def orphans() -> list[Patch]:
     return [(found_memory.FoundMemory, "_add", lonely)]
 
 
+def two_domains() -> list[Patch]:
+    """Of an extent with bytes of two isolation domains what is of one of them is taken."""
+
+    def generous(self: Any, fragments: Any) -> Any:
+        domains = [self._domain_of(label) for _, label in fragments]
+        return [one for one, domain in zip(fragments, domains, strict=True) if domain == domains[0]]
+
+    return [(found_memory.FoundMemory, "takes", generous)]
+
+
 #: Name, what is broken, how.
 PLANTED = [
     ("found and believed", "bytes of found memory are not verified", believed),
     ("found after erasing", "an erased tenant's memory is found again", found_after_erasing),
     ("views forgotten", "memory in view of former clients is written", views_forgotten),
     ("found alone", "found blocks are not linked", orphans),
+    ("found of two domains", "an extent with another domain's bytes is taken", two_domains),
 ]

@@ -14,6 +14,7 @@ from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.events import Event, PrefetchRequested
 from kvtier.appliance.core.instructions import BlockChange, Copy, Instruction, Notify
 from kvtier.tiers.block import Tier, Urgency
+from kvtier.v1.shm import extent_of
 
 from .ladder import DRAM, MAPPED, NVME
 from .world import Violation, World
@@ -76,6 +77,10 @@ class Contents:
         key = self._keys[token]
         assert key is not None
         return key
+
+    def find_key(self, token: int) -> Key | None:
+        """Return the key of a token; None of what no client meant."""
+        return self._keys[token]
 
     def commit(self, token: int) -> None:
         """The client said: store this."""
@@ -289,7 +294,19 @@ class Oracle:
             raise Violation("check_integrity", "; ".join(problems[:3]))
         self._check_holds()
         self._check_retention()
+        self.check_domains()
         self._daemon.check_late()
+
+    def check_domains(self) -> None:
+        """No extent that clients of an isolation domain can map holds a byte of another one's."""
+        planner, contents = self._daemon.planner, self._daemon.contents
+        domain_of = {one.identity.digest: one.domain for one in planner.catalog.namespaces.values()}
+        for memory in self._daemon.memories.values():
+            for place, token in memory.tokens():
+                domain, key = memory.room.domain_of_extent(extent_of(place)), contents.find_key(token)
+                if domain is not None and key is not None and domain_of.get(key[0], domain) != domain:
+                    where = f"{memory.tier.label} slot {place:#x} of domain {domain}"
+                    raise Violation("domains", f"{where} has bytes of domain {domain_of[key[0]]}")
 
     def _check_retention(self) -> None:
         """A priority is somebody's word about this very block, and who is awaited in dram is there."""
