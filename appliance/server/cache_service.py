@@ -172,10 +172,10 @@ class CacheService:
         found = self.planner.lookup(namespace_id, hashes)
         if isinstance(found, Refusal):
             raise from_refusal(found)
+        search_s = 0.0
         if found.num_blocks < len(hashes) and self.planner.fetches.is_open:
-            self.appliance.step(
-                events.LookedUp(namespace_id, hashes)
-            )  # for the next one; this one waits for nothing
+            self.appliance.step(events.LookedUp(namespace_id, hashes))  # for the next one: this one waits not
+            search_s = self.planner.fetches.search_s(namespace_id, hashes, found.num_blocks)
         return pb.LookupResponse(
             num_blocks=found.num_blocks,
             tiers=self.tiers.pack(found.tiers),
@@ -185,6 +185,7 @@ class CacheService:
             reason=found.reason,
             num_fetchable=found.num_fetchable,
             fetch_s=found.fetch_s,
+            search_s=search_s,
         )
 
     def start_acquire(

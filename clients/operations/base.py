@@ -188,6 +188,7 @@ class Operations:
             response.reason,
             min(response.num_fetchable, len(packed) // HASH_BYTES - num_blocks),
             response.fetch_s,
+            response.search_s,
         )
 
     def pin(

@@ -31,10 +31,17 @@ class Lookup:
     recompute_s: float = 0.0  # estimated prefill time of all of it
     num_worth_loading: int = 0  # blocks, from the start of the chain; computing the rest is quicker
     reason: str = ""  # why that is not all of it
-    num_fetchable: int = (
-        0  # blocks behind these that an object store is known to hold: `acquire` fetches them
-    )
+    #: Blocks behind these that an object store is known to hold and that `acquire` fetches.
+    num_fetchable: int = 0
     fetch_s: float = 0.0  # estimated time until those are readable
+    #: How long it is worth to wait for a search of the object store that is under way; 0: there is none. The
+    #: next lookup knows what it found.
+    search_s: float = 0.0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an acquire brings: those stored here, and those it fetches."""
+        return self.num_blocks + self.num_fetchable
 
 
 @dataclass(frozen=True, slots=True)

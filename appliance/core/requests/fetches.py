@@ -4,9 +4,10 @@
                                                           yes: fetch; the acquire gets its layers as they land
 
 The source is where blocks can be had that this host does not own. What is known of it is a hint, so whatever
-is wrong with a fetch is a shorter prefix. No acquire waits longer than computing the blocks would take, and
-nothing is fetched that computing brings sooner. Two acquires of one chain share search and fetch. A bundle
-that did not arrive is not asked for again for a minute.
+is wrong with a fetch is a shorter prefix. No acquire waits longer than computing the blocks would take, nor
+longer than a tenth of its time for the end of a search; nothing is fetched that computing brings sooner. Two
+acquires of one chain share search and fetch. A bundle that did not arrive is not asked for again for a
+minute.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ LATENCY_S: Final = 0.03
 LEAST_BYTES_PER_S: Final = 1e6
 WEIGHT: Final = 0.3  # of the latest measurement
 TRUST_S: Final = 60.0
+#: Of the time that an acquire has: a store that hardly answers must not take what loading from here needs.
+SEARCH_FRACTION: Final = 0.1
 
 
 class FetchPrice(NamedTuple):
@@ -40,9 +43,10 @@ class FetchPrice(NamedTuple):
 
 @dataclass(slots=True)
 class _ParkedAcquire:
-    """An acquire that waits for a search."""
+    """An acquire that waits for a search, at most until `search_until`; for fetches until `until`."""
 
     event: AcquireRequested
+    search_until: float
     until: float
     search: int
 
@@ -104,13 +108,21 @@ class Fetches:
         bundles = [names[start + size - 1] for start in range(first, len(names) - size + 1, size)]
         if not bundles:
             return False
-        wait_s = self._worth_waiting_s(event, namespace, num_here, first + len(bundles) * size - num_here)
-        deadline_at = min(event.deadline_at, self._core.now + wait_s if until is None else until)
-        if not wait_s or deadline_at <= self._core.now:
+        num_bytes = (first + len(bundles) * size - num_here) * namespace.block_bytes
+        start = max(num_here, event.first_block)
+        wait_s = self._worth_waiting_s(
+            namespace, start, first + len(bundles) * size - start, num_bytes, event.load_anyway
+        )
+        now = self._core.now
+        deadline_at = min(event.deadline_at, now + wait_s if until is None else until)
+        if not wait_s:
+            self._core.story.count("fetches_not_worth_it")
+        if not wait_s or deadline_at <= now:
             return False
         if self._index.is_present(namespace.id, bundles[0]) is None and until is None:
             number = self._search(namespace, bundles)
-            self._waiting[event.call] = _ParkedAcquire(event, deadline_at, number)
+            search_until = min(deadline_at, now + SEARCH_FRACTION * (event.deadline_at - now))
+            self._waiting[event.call] = _ParkedAcquire(event, search_until, deadline_at, number)
             return True
         for number, name in enumerate(bundles):
             start = first + number * size
@@ -127,11 +139,19 @@ class Fetches:
         if namespace is None or not self.is_open or self._writes.is_closed or namespace.id in self.erased:
             return
         size, names = self._index.num_blocks(namespace), event.prefix_hashes
-        first = len(self.prefix(namespace, names)) // size * size
+        num_here = len(self.prefix(namespace, names))
+        first = num_here // size * size
         bundles = [names[start + size - 1] for start in range(first, len(names) - size + 1, size)]
+        end = first + len(bundles) * size
         while bundles and self._index.is_present(namespace.id, bundles[0]):
             del bundles[0]
-        if bundles and self._index.is_present(namespace.id, bundles[0]) is None:
+        if (
+            bundles
+            and self._index.is_present(namespace.id, bundles[0]) is None
+            and self._worth_waiting_s(
+                namespace, num_here, end - num_here, (end - num_here) * namespace.block_bytes
+            )
+        ):
             self._search(namespace, bundles)
 
     def _search(self, namespace: NamespaceEntry, names: Sequence[bytes]) -> int:
@@ -214,18 +234,23 @@ class Fetches:
     # -------------------------------------------------------------------------------------- prices
 
     def _worth_waiting_s(
-        self, event: AcquireRequested, namespace: NamespaceEntry, position: int, num_blocks: int
+        self,
+        namespace: NamespaceEntry,
+        position: int,
+        num_blocks: int,
+        num_bytes: int,
+        load_anyway: bool = False,
     ) -> float:
-        """Return how long an acquire may wait for blocks of the source: as long as computing them takes.
-        0 when that is sooner than the source, if the caller does not insist."""
+        """Return how long to wait for `num_blocks` blocks: as long as computing them takes.
+
+        0 when that is sooner than the `num_bytes` of the source, if the caller does not insist."""
+        if num_blocks <= 0:
+            return 0.0
         costs = self._core.costs
         if costs.prefill_speed(namespace.id)[1] == "geometry":
             return self._core.options.fetch_wait_s
         recompute_s = costs.recompute_s(namespace.id, position, num_blocks)
-        if event.load_anyway or self._fetch_s(num_blocks * namespace.block_bytes) < recompute_s:
-            return recompute_s
-        self._core.story.count("fetches_not_worth_it")
-        return 0.0
+        return recompute_s if load_anyway or self._fetch_s(num_bytes) < recompute_s else 0.0
 
     def _fetch_s(self, num_bytes: int) -> float:
         return LATENCY_S + (self._bytes_in_flight + num_bytes) / self._speed()
@@ -238,15 +263,35 @@ class Fetches:
         self._bytes_per_s, self._measured_at = max(bytes_per_s, LEAST_BYTES_PER_S), self._core.now
 
     def price(self, namespace: NamespaceEntry, names: Sequence[bytes], num_stored: int) -> FetchPrice:
-        """Return what is known to be fetched of a chain beyond `num_stored` blocks, and the seconds it takes.
-        Asks nothing, changes nothing."""
+        """Return what an acquire would fetch of a chain beyond `num_stored` blocks, as far as is known.
+
+        Nothing where computing is sooner. Asks nothing, changes nothing."""
         size = self._index.num_blocks(namespace)
-        end = num_stored // size * size
+        end = self._known_end(namespace, names, num_stored // size * size)
+        num_blocks = max(0, end - num_stored)
+        num_bytes = num_blocks * namespace.block_bytes
+        if not self._worth_waiting_s(namespace, num_stored, num_blocks, num_bytes):
+            return FetchPrice(0, 0.0)
+        return FetchPrice(num_blocks, self._fetch_s(num_bytes))
+
+    def search_s(self, namespace_id: int, names: Sequence[bytes], num_stored: int) -> float:
+        """Return how long the search that is under way for a chain may be waited for; 0 when there is none.
+
+        That is as long as computing what is beyond `num_stored` blocks takes."""
+        namespace = self._core.catalog.namespaces[namespace_id]
+        size = self._index.num_blocks(namespace)
+        end = self._known_end(namespace, names, num_stored // size * size)
+        if end + size > len(names) or (namespace_id, names[end + size - 1]) not in self._search_of:
+            return 0.0
+        num_blocks = len(names) // size * size - num_stored
+        return self._worth_waiting_s(namespace, num_stored, num_blocks, num_blocks * namespace.block_bytes)
+
+    def _known_end(self, namespace: NamespaceEntry, names: Sequence[bytes], start: int) -> int:
+        """Return the end of the bundles from block `start` on that the source is known to hold."""
+        size, end = self._index.num_blocks(namespace), start
         while end + size <= len(names) and self._index.is_present(namespace.id, names[end + size - 1]):
             end += size
-        num_blocks = max(0, end - num_stored)
-        fetch_s = self._fetch_s(num_blocks * namespace.block_bytes) if num_blocks else 0.0
-        return FetchPrice(num_blocks, fetch_s)
+        return end
 
     # -------------------------------------------------------------------------------------- events
 
@@ -270,7 +315,7 @@ class Fetches:
     def expire(self, now: float) -> None:
         """Take up the acquires that waited long enough."""
         if self._waiting:
-            self._resume([call for call, one in self._waiting.items() if one.until <= now])
+            self._resume([call for call, one in self._waiting.items() if one.search_until <= now])
 
     def _resume(self, calls: Sequence[int]) -> None:
         for waiting in [self._waiting.pop(call) for call in calls]:
@@ -293,4 +338,4 @@ class Fetches:
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do."""
-        return min((one.until for one in self._waiting.values()), default=None)
+        return min((one.search_until for one in self._waiting.values()), default=None)

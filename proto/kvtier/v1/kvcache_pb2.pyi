@@ -337,6 +337,7 @@ class LookupResponse(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     NUM_FETCHABLE_FIELD_NUMBER: _builtins.int
     FETCH_S_FIELD_NUMBER: _builtins.int
+    SEARCH_S_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """length of the stored prefix"""
     tiers: _builtins.bytes
@@ -350,9 +351,15 @@ class LookupResponse(_message.Message):
     reason: _builtins.str
     """why that is not all of it; empty when it is"""
     num_fetchable: _builtins.int
-    """Blocks behind the stored prefix that an object store is known to hold: an acquire fetches them."""
+    """Blocks behind the stored prefix that an object store is known to hold, and that are fetched sooner than
+    they are computed: an acquire fetches them.
+    """
     fetch_s: _builtins.float
     """estimated seconds until those are readable"""
+    search_s: _builtins.float
+    """A search of the object store for the rest is under way, and may be waited for so long, in seconds: ask
+    again. 0: there is none.
+    """
     def __init__(
         self,
         *,
@@ -364,10 +371,11 @@ class LookupResponse(_message.Message):
         reason: _builtins.str = ...,
         num_fetchable: _builtins.int = ...,
         fetch_s: _builtins.float = ...,
+        search_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_s", b"fetch_s", "load_s", b"load_s", "num_blocks", b"num_blocks", "num_fetchable", b"num_fetchable", "num_worth_loading", b"num_worth_loading", "reason", b"reason", "recompute_s", b"recompute_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_s", b"fetch_s", "load_s", b"load_s", "num_blocks", b"num_blocks", "num_fetchable", b"num_fetchable", "num_worth_loading", b"num_worth_loading", "reason", b"reason", "recompute_s", b"recompute_s", "search_s", b"search_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

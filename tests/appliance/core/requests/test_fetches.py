@@ -151,6 +151,30 @@ def test_an_acquire_waits_no_longer_than_computing_takes() -> None:
     assert (rig.answer(call).num_blocks, rig.answer(call).last) == (0, True)
 
 
+def test_a_search_takes_a_tenth_of_the_time_at_most() -> None:
+    """A store that hardly answers does not cost what is stored here."""
+    rig, chain = with_source(), hashes("a", 2 * SIZE)
+    rig.put(chain[:SIZE])
+    call = rig.acquire(chain, deadline_at=5.0)
+    search = searches(rig)[0]
+    rig.tick(0.4)
+    assert call not in rig.answers
+    rig.tick(0.2)
+    assert (rig.answer(call).num_blocks, rig.answer(call).last) == (SIZE, True)
+    assert not fetches(rig)
+    rig.do(ev.SourceSearched(search.search, 1, 1))
+    rig.acquire(chain, deadline_at=rig.now + 5.0)
+    assert [fetch.deadline_at for fetch in fetches(rig)] == [rig.now + 5.0], "it is known to the next one"
+
+
+def test_what_the_caller_has_itself_is_not_fetched_for_it() -> None:
+    rig, chain = with_source(), hashes("a", 2 * SIZE + 4)
+    assert rig.answer(rig.acquire(chain, first_block=2 * SIZE)).last
+    assert not searches(rig)
+    rig.acquire(chain, first_block=2 * SIZE - 1)
+    assert searches(rig)
+
+
 def test_the_deadline_of_a_fetch_counts_from_the_request() -> None:
     rig, chain = with_source(), hashes("a", SIZE)
     state_prefill(rig, 256.0)
@@ -272,6 +296,34 @@ def test_a_lookup_marks_what_would_be_fetched_and_asks_nothing() -> None:
     lookup = rig.planner.lookup(rig.namespace_id, other)
     assert not isinstance(lookup, Refusal)
     assert lookup.num_fetchable == 0
+
+
+def test_a_lookup_says_how_long_a_search_is_worth() -> None:
+    rig, chain = with_source(), hashes("a", 2 * SIZE)
+    state_prefill(rig, 256.0)
+    search_s = rig.planner.fetches.search_s
+    assert search_s(rig.namespace_id, chain, 0) == 0
+    rig.do(ev.LookedUp(rig.namespace_id, chain))
+    computing_s = rig.planner.costs.recompute_s(rig.namespace_id, 0, 2 * SIZE)
+    assert search_s(rig.namespace_id, chain, 0) == computing_s
+    assert search_s(rig.namespace_id, chain[:SIZE], 0) == rig.planner.costs.recompute_s(
+        rig.namespace_id, 0, SIZE
+    )
+    assert search_s(rig.namespace_id, hashes("another", 2 * SIZE), 0) == 0
+    rig.do(ev.SourceSearched(searches(rig)[0].search, 1, 1))
+    assert search_s(rig.namespace_id, chain, 0) == 0
+
+
+def test_a_lookup_marks_nothing_that_is_computed_sooner() -> None:
+    rig, chain = with_source(), hashes("a", SIZE)
+    rig.acquire(chain)
+    rig.do(ev.SourceSearched(searches(rig)[0].search, 1, 1))
+    state_prefill(rig, 1e6)
+    lookup = rig.planner.lookup(rig.namespace_id, chain)
+    assert not isinstance(lookup, Refusal)
+    assert (lookup.num_fetchable, lookup.fetch_s) == (0, 0)
+    rig.do(ev.LookedUp(rig.namespace_id, hashes("another", SIZE)))
+    assert not searches(rig)
 
 
 def test_draining_fetches_nothing() -> None:
