@@ -124,7 +124,9 @@ class Agent:
         self._stopped = asyncio.Event()
         self._has_news = asyncio.Event()
         self._client = self._make_client()
-        self._finder = Finder(self._client, self._groups, self._options.lease_ttl_s)
+        self._finder = Finder(
+            self._client, self._groups, self._options.lease_ttl_s, self._options.answer_timeout_s / 2
+        )
         self._spawn(self._keep_alive())
         self._spawn(self._tell_all())
         self._spawn(self._probe())

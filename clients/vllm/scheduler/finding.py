@@ -3,6 +3,9 @@
     one group     pin the chain; what is pinned and comes up is the hit
     several       look up first: which blocks of a window are needed depends on how far the others reach
 
+What an object store would bring sooner than computing counts as found: an acquire fetches it, and it comes up
+like what is on nvme. A chain longer than one call names is fetched as far as its first call goes.
+
 A hit is what every rank and every group has. Only what a continuation can see is pinned and brought up: for
 a sliding window its last blocks, and nothing that the engine still has itself.
 """
@@ -14,6 +17,7 @@ from typing import Any
 
 from ....v1.types import Tier, Urgency
 from ...aio import AsyncClient, AsyncLease
+from ...connector.searching import SearchWait
 from ...values.namespace import Namespace
 from ..groups import Group, alignment_of
 from .lookups import LookupRequest
@@ -84,8 +88,12 @@ class FoundPrefix:
 class Finder:
     """Finds and pins with one client. `namespaces` arguments are [rank][group]."""
 
-    def __init__(self, client: AsyncClient, groups: Sequence[Group], ttl_s: float) -> None:
+    def __init__(
+        self, client: AsyncClient, groups: Sequence[Group], ttl_s: float, search_wait_s: float
+    ) -> None:
+        """`search_wait_s`: how long a lookup may wait for a search of the object store."""
         self._client = client
+        self._search_wait_s = search_wait_s
         self._groups = list(groups)
         self._alignment = alignment_of(groups)
         self._ttl_s = ttl_s
@@ -123,12 +131,21 @@ class Finder:
     async def wait(self, found: FoundPrefix, question: LookupRequest) -> None:
         """Second half: wait until all that is pinned is readable, or has failed to come up in time."""
         if found.num_tokens:
+            expected = self._ends(found)
             await _all(lease.wait() for lease in found.leases)
             self._conclude(found, question, found.num_tokens)
+            found.stored = tuple(  # what was to come and did not is not stored: it is saved when computed
+                min(num_stored, end) if end < before else num_stored
+                for num_stored, end, before in zip(found.stored, self._ends(found), expected, strict=True)
+            )
+
+    def _ends(self, found: FoundPrefix) -> list[int]:
+        """Return the end of each group's pinned prefix on all ranks."""
+        return [min(rank[g].end for rank in found.chains) for g in range(len(self._groups))]
 
     def _conclude(self, found: FoundPrefix, question: LookupRequest, num_named: int) -> None:
         """Work out the hit from what the leases say now."""
-        ends = [min(rank[g].end for rank in found.chains) for g in range(len(self._groups))]
+        ends = self._ends(found)
         if len(self._groups) == 1:
             found.stored = (min(rank[0].num_stored for rank in found.chains),)
         num_tokens = min(self._common(ends), num_named)
@@ -138,7 +155,7 @@ class Finder:
         found.num_tokens = num_tokens if num_tokens > question.first_token else 0
 
     async def _look_up(self, namespaces: list[list[Namespace]], chains: list[list[bytes]]) -> tuple[int, ...]:
-        """Return how many blocks of each chain all ranks have."""
+        """Return how many blocks of each chain all ranks have, or can have from the object store."""
         found = await asyncio.gather(
             *(self._look_up_chain(rank[g], chains[g]) for rank in namespaces for g in range(len(chains)))
         )
@@ -147,9 +164,13 @@ class Finder:
     async def _look_up_chain(self, namespace: Namespace, chain: list[bytes]) -> int:
         for first in range(0, len(chain), MAX_BLOCKS):
             piece = chain[first : first + MAX_BLOCKS]
-            num_stored = (await self._client.lookup(namespace, piece)).num_blocks
-            if num_stored < len(piece):
-                return first + num_stored
+            found, wait = await self._client.lookup(namespace, piece), SearchWait(self._search_wait_s)
+            while not first and (pause_s := wait.pause_s(found)):
+                await asyncio.sleep(pause_s)
+                found = await self._client.lookup(namespace, piece)
+            num_found = found.num_blocks if first else found.num_available
+            if num_found < len(piece):
+                return first + num_found
         return len(chain)
 
     async def _pin_chain(

@@ -54,7 +54,7 @@ class InlineAgent:
         self.arriving_chance = 0.5
         self._loop = asyncio.new_event_loop()
         self._client: AsyncClient = appliance.async_client(name="scheduler")
-        self._finder = Finder(self._client, groups, 30.0)
+        self._finder = Finder(self._client, groups, 30.0, 1.0)
         self._identities = identities
         self._waiting: list[PendingLookup] = []
         self._arriving: list[PendingLookup] = []

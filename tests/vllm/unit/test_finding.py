@@ -30,7 +30,7 @@ class SlowRanks:
 def test_no_lease_is_lost_when_one_rank_refuses() -> None:
     """What the others are granted afterwards is known to whoever must release it."""
     client: Any = SlowRanks()
-    finder = Finder(client, [Group(0, 16, 1)], ttl_s=30.0)
+    finder = Finder(client, [Group(0, 16, 1)], ttl_s=30.0, search_wait_s=1.0)
     found = FoundPrefix()
     namespaces: Any = [["full"], ["well"], ["well"]]
 
@@ -44,3 +44,37 @@ def test_no_lease_is_lost_when_one_rank_refuses() -> None:
         assert known == client.granted
 
     asyncio.run(run())
+
+
+class LateRank:
+    """A lease with some blocks on their way, of which only `num_arrive` come."""
+
+    def __init__(self, num_blocks: int, num_arrive: int) -> None:
+        self.num_blocks = self.num_stored = num_blocks
+        self.num_arrive = num_arrive
+
+    async def wait(self) -> None:
+        self.num_blocks = self.num_arrive
+
+
+def test_what_did_not_arrive_is_not_stored() -> None:
+    """A block that the object store was to bring, and did not, has to be saved when it is computed."""
+    client: Any = SimpleNamespace()
+    finder = Finder(client, [Group(0, 16, 1)], ttl_s=30.0, search_wait_s=1.0)
+    question = LookupRequest("s", tuple(bytes([n]) * 32 for n in range(6)))
+    leases: list[Any] = [LateRank(6, 6), LateRank(6, 2)]
+
+    async def acquire(namespace: Any, chain: list[bytes], **_: Any) -> Any:
+        return leases[namespace]
+
+    client.acquire = acquire
+    found = FoundPrefix()
+
+    async def run() -> None:
+        namespaces: Any = [[0], [1]]
+        await finder.pin(namespaces, question, found)
+        assert (found.num_tokens, found.stored) == (96, (6,))
+        await finder.wait(found, question)
+
+    asyncio.run(run())
+    assert (found.num_tokens, found.stored) == (32, (2,))
