@@ -7,6 +7,9 @@ Threads that want to overlap make a store each, because a Client serialises its 
 
     store   lookup (what is there need not travel) -> put the rest under its parent, or as a chain's start
     load    get; the first block that is gone ends it
+
+What an object store holds of a chain is named from where the chain begins. `before` are the blocks of a chain
+before those that are asked for; without them these are taken for its beginning.
 """
 
 import threading
@@ -23,8 +26,10 @@ from ..values.namespace import Namespace
 from ..values.types import PutReport
 from .guard import Guard
 from .plugin_options import ChainOptions
+from .searching import lookup_after_search, whole_bundles
 
-MAX_LOAD_BYTES = 32 << 20  # held at one time: a client may pin only a share of the memory
+#: Held at one time, or a bundle of an object store: a client may pin only a share of the memory.
+MAX_LOAD_BYTES = 32 << 20
 LEAST_STAGING_BYTES = 2 << 20
 MAX_GAPS = 16  # of one lookup; behind more of them nothing is found
 GONE_BEFORE_LOAD = "GONE_BEFORE_LOAD"  # cause of a miss: found by a lookup, evicted before the get
@@ -48,6 +53,7 @@ class ChainStore:
         self._client = client
         self._deadline_s = deadline_s
         self._namespaces: dict[NamespaceIdentity, Namespace] = {}
+        self._max_blocks = 0  # of one call, as the daemon said last
         self._turn = threading.RLock()
 
     @classmethod
@@ -76,6 +82,25 @@ class ChainStore:
 
         with self._turn:
             return self._in_pieces(len(hashes), len(hashes), lookup)
+
+    def num_available(
+        self, identity: NamespaceIdentity, hashes: Sequence[bytes], before: Sequence[bytes] = ()
+    ) -> int:
+        """Return how many of `hashes` a load would bring, from the first on: from here or an object store."""
+
+        def available(first: int, last: int) -> int | None:
+            chain, start = self._from_beginning(before, hashes, first, last)
+            wait_s = self._deadline_s / 2
+            found = self.guard.ask(
+                "lookup", lambda: lookup_after_search(self._client, self._namespace(identity), chain, wait_s)
+            )
+            return None if found is None else max(0, found.num_available - start)
+
+        with self._turn:
+            num_stored = (self.num_stored(identity, hashes) or 0) if before else 0
+            if before and num_stored == len(hashes):
+                return num_stored
+            return max(num_stored, self._in_pieces(len(hashes), len(hashes), available) or 0)
 
     def which_stored(
         self, identity: NamespaceIdentity, hashes: Sequence[bytes], max_gaps: int = MAX_GAPS
@@ -106,27 +131,30 @@ class ChainStore:
             return self._store(identity, hashes, memory, parent, session)
 
     def load(
-        self, identity: NamespaceIdentity, hashes: Sequence[bytes], memory: Memory, *, session: str = ""
+        self,
+        identity: NamespaceIdentity,
+        hashes: Sequence[bytes],
+        memory: Memory,
+        *,
+        before: Sequence[bytes] = (),
+        session: str = "",
     ) -> int:
         """Load into `memory`; return how many blocks that gave, from the first on. The rest is undefined."""
 
         def get(first: int, last: int) -> int | None:
-            report = self.guard.ask(
-                "load",
-                lambda: self._client.get(
-                    self._namespace(identity),
-                    hashes[first:last],
-                    part(memory, first, last),
-                    session=session,
-                    deadline_s=self._deadline_s,
-                ),
-            )
-            if report is None:
+            chain, start = self._from_beginning(before, hashes, first, last)
+            num_loaded = self._get(identity, chain, start, part(memory, first, last), session)
+            if num_loaded is None:
                 return None
-            self.guard.count(GONE_BEFORE_LOAD, last - first - report.num_blocks)
-            return report.num_blocks
+            if before and num_loaded < last - first:  # what is before them may be stored here no more
+                begun = first + num_loaded
+                rest = self._get(identity, hashes[begun:last], 0, part(memory, begun, last), session)
+                num_loaded += rest or 0
+            self.guard.count(GONE_BEFORE_LOAD, last - first - num_loaded)
+            return num_loaded
 
-        step = max(1, MAX_LOAD_BYTES // identity.geometry.block_bytes)
+        geometry = identity.geometry
+        step = whole_bundles(MAX_LOAD_BYTES // geometry.block_bytes, geometry)
         with self._turn:
             return self._in_pieces(len(hashes), step, get) or 0
 
@@ -135,6 +163,23 @@ class ChainStore:
         self.guard.give_back("close", self._client.close)
 
     # ---------------------------------------------------------------------------------- internals
+
+    def _get(
+        self, identity: NamespaceIdentity, chain: Sequence[bytes], first: int, into: Any, session: str
+    ) -> int | None:
+        """Load the blocks of a chain from `first` on; return how many came, None without an answer."""
+        report = self.guard.ask(
+            "load",
+            lambda: self._client.get(
+                self._namespace(identity),
+                chain,
+                into,
+                first_block=first,
+                session=session,
+                deadline_s=self._deadline_s,
+            ),
+        )
+        return None if report is None else report.num_loaded
 
     def _store(
         self,
@@ -179,6 +224,7 @@ class ChainStore:
         limit = self.guard.ask("connect", lambda: self._client.info.max_blocks_per_request)
         if limit is None:
             return None
+        self._max_blocks = limit
         step = max(1, min(step, limit))
         total = 0
         for first in range(0, num_blocks, step):
@@ -190,6 +236,16 @@ class ChainStore:
             if number < last - first:
                 break
         return total
+
+    def _from_beginning(
+        self, before: Sequence[bytes], hashes: Sequence[bytes], first: int, last: int
+    ) -> tuple[Sequence[bytes], int]:
+        """Return a chain that ends with `hashes[first:last]`, and where in it these begin.
+
+        It is the whole chain unless that is too long for one call."""
+        if len(before) + last > self._max_blocks:
+            return hashes[first:last], 0
+        return [*before, *hashes[:last]], len(before) + first
 
     def _namespace(self, identity: NamespaceIdentity) -> Namespace:
         known = self._namespaces.get(identity)

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...v1.types import NamespaceIdentity
 from ..connector.opaque import opaque_geometry
+from ..connector.searching import lookup_after_search
 from ..sync import Client
 from ..values.namespace import Namespace
 
@@ -59,10 +60,16 @@ class ChunkStore:
         """Return how many of the first `names` are stored, without a gap."""
         return self._client.lookup(self._namespace(kind), names).num_blocks
 
+    def available(self, kind: ChunkKind, names: Sequence[bytes]) -> int:
+        """Return how many of the first `names` a read would bring, from here or from an object store.
+
+        Waits a quarter of a second at most. `names` begin where they began when they were stored."""
+        return lookup_after_search(self._client, self._namespace(kind), names).num_available
+
     def which(self, kind: ChunkKind, names: Sequence[bytes], max_gaps: int) -> list[bool]:
-        """Return which of `names` are stored; behind `max_gaps` gaps, none."""
-        found: list[bool] = []
-        while len(found) < len(names) and max_gaps >= 0:
+        """Return which of `names` a read would bring; behind `max_gaps` gaps, none."""
+        found = [True] * self.available(kind, names) + [False]
+        while len(found) < len(names) and max_gaps > 0:
             num_stored = self.stored(kind, names[len(found) :])
             found += [True] * num_stored + [False]
             max_gaps -= 1

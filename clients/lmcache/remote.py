@@ -84,9 +84,11 @@ class KvtierConnector(RemoteConnector):
     # ------------------------------------------------------------------------------------ lookup
 
     def batched_contains(self, keys: Sequence[Any]) -> int:
-        """Return how many of the first keys are stored. Blocks; LMCache calls it from its own threads."""
+        """Return how many of the first keys are stored here or fetched from an object store.
+
+        Blocks; LMCache calls it from its own threads."""
         names = _names(keys)
-        return self.guard.ask("lookup", lambda: self._lookups.stored(self.kind, names)) or 0
+        return self.guard.ask("lookup", lambda: self._lookups.available(self.kind, names)) or 0
 
     def exists_sync(self, key: Any) -> bool:
         """Whether one key is stored. Blocks."""
@@ -131,7 +133,7 @@ class KvtierConnector(RemoteConnector):
     def _read(self, keys: Sequence[Any]) -> list[Any]:
         objects: list[Any] = []
         names = _names(keys)
-        num_stored = self.guard.ask("lookup", lambda: self._reads.stored(self.kind, names)) or 0
+        num_stored = self.guard.ask("lookup", lambda: self._reads.available(self.kind, names)) or 0
         allocated = self.guard.ask("allocate", lambda: self._allocate(num_stored, objects))
         num_read = 0
         if allocated and objects:

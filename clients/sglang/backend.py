@@ -78,19 +78,19 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
     @harmless(lambda *_, **__: False)
     def exists(self, key: str) -> bool:
         """Whether a KV page is stored."""
-        return self._num_stored(KV_POOL, [key]) == 1
+        return self._num_available(KV_POOL, [key], None) == 1
 
     @harmless(lambda *_, **__: 0)
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """Return how many KV pages are stored, from the first on."""
-        return self._num_stored(KV_POOL, keys)
+        """Return how many KV pages are stored here or fetched from an object store, from the first on."""
+        return self._num_available(KV_POOL, keys, extra_info)
 
     @harmless(lambda *_, **__: PoolTransferResult.empty())
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Sequence[Any] | None = None, extra_info: Any = None
     ) -> Any:
         """Return how long a prefix all pools can restore, each by its policy, and which lengths exactly."""
-        num_kv = self._num_stored(KV_POOL, keys)
+        num_kv = self._num_available(KV_POOL, keys, extra_info)
         hits = {KV_POOL: num_kv} if num_kv else {}
         restorable = list(range(1, num_kv + 1))
         for transfer in pool_transfers or ():
@@ -98,7 +98,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
                 continue  # the latter never limits the prefix, and without a report there is no verdict
             name = _name_of(transfer.name)
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-                possible = set(range(1, self._num_stored(name, keys[:num_kv]) + 1))
+                possible = set(range(1, self._num_available(name, keys[:num_kv], extra_info) + 1))
             else:
                 window = max(1, len(transfer.keys or ()))
                 present = self._present(name, keys[:num_kv])
@@ -113,13 +113,14 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
     @harmless(_all_false)
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Load KV pages into the host pool; the first False ends the hit."""
-        return self._get(KV_POOL, keys, host_indices)
+        return self._get(KV_POOL, keys, host_indices, extra_info)
 
     @harmless(_none_of)
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:
         """Load pages of several pools."""
         return {
-            one.name: self._get(_name_of(one.name), one.keys or [], one.host_indices) for one in transfers
+            one.name: self._get(_name_of(one.name), one.keys or [], one.host_indices, extra_info)
+            for one in transfers
         }
 
     @harmless(lambda *_, **__: None)
@@ -200,10 +201,11 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         shard = f"{identity.shard.partition(',cleared=')[0]},cleared={self._run}.{self._num_clears}"
         return replace(identity, shard=shard)
 
-    def _num_stored(self, name: str, keys: Sequence[str]) -> int:
+    def _num_available(self, name: str, keys: Sequence[str], extra_info: Any) -> int:
         if not keys or name not in self._pools:
             return 0
-        return self._probes.num_stored(self._pools[name][1], [hash_of(key) for key in keys]) or 0
+        hashes, before = [hash_of(key) for key in keys], _before(extra_info)
+        return self._probes.num_available(self._pools[name][1], hashes, before)
 
     def _present(self, name: str, keys: Sequence[str]) -> list[bool]:
         """Return for every page whether it is stored; from the last one back, as far as MAX_GAPS reach."""
@@ -212,12 +214,13 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         hashes = [hash_of(key) for key in reversed(keys)]
         return self._probes.which_stored(self._pools[name][1], hashes)[::-1]
 
-    def _get(self, name: str, keys: Sequence[str], indices: Any) -> list[bool]:
+    def _get(self, name: str, keys: Sequence[str], indices: Any, extra_info: Any) -> list[bool]:
         memory, identity = self._pools[name]
         if not memory.fits(keys, indices):
             return [False] * len(keys)
         into = memory.for_loading(indices)
-        num_pages = self._gets.load(identity, [hash_of(key) for key in keys], into)
+        hashes, before = [hash_of(key) for key in keys], _before(extra_info)
+        num_pages = self._gets.load(identity, hashes, into, before=before)
         memory.loaded(indices, into, num_pages)
         return [number < num_pages for number in range(len(keys))]
 
@@ -225,11 +228,16 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         memory, identity = self._pools[name]
         if not memory.fits(keys, indices):
             return [False] * len(keys)
-        before = getattr(extra_info, "prefix_keys", None) or [""]
-        parent = hash_of(before[-1]) if before[-1] else b""
+        before = _before(extra_info)
+        parent = before[-1] if before else b""
         hashes = [hash_of(key) for key in keys]
         stored = self._sets.store(identity, hashes, memory.of(indices), parent=parent)
         return [number < stored.num_blocks for number in range(len(keys))]
+
+
+def _before(extra_info: Any) -> list[bytes]:
+    """Return the names of the pages that a batch continues, where SGLang passes them."""
+    return [hash_of(key) for key in getattr(extra_info, "prefix_keys", None) or () if key]
 
 
 def _name_of(pool_name: Any) -> str:

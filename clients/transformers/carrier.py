@@ -16,6 +16,7 @@ import torch
 
 from ...v1.types import Geometry, NamespaceIdentity, PutOutcome, Tier, Urgency
 from ..connector.layout import gather, scatter, shape_of
+from ..connector.searching import lookup_after_search
 from ..sync import Client
 from ..values.keys import prefix_hashes
 from ..values.namespace import Namespace
@@ -101,10 +102,10 @@ class Carrier:
 
         def stored(kind: int, first: int, end: int) -> int:
             namespace = self.namespaces()[kind]
-            found = [self._client.lookup(namespace, chain[first:end]) for chain in chains]
+            found = [lookup_after_search(self._client, namespace, chain[first:end]) for chain in chains]
             for block, tier in enumerate(found[0].tiers, first):
                 tiers[block] = max(tier, tiers.get(block, tier))
-            return min(one.num_blocks + one.num_fetchable for one in found)
+            return min(one.num_available for one in found)
 
         return stored
 
