@@ -170,6 +170,7 @@ def test_who_was_kept_while_its_room_was_wanted_may_leave_afterwards() -> None:
     assert rig.planner.check_integrity() == []
 
 
+@pytest.mark.skipif(promotions.__file__.endswith(".so"), reason="compiled: no method can be exchanged")
 def test_a_block_that_found_no_room_twice_waits_for_its_next_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """What made room lost its record at once, and made room again, for ever. (Simulator, seed 7379.)"""
     rig = make_rig()
