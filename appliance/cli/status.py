@@ -68,6 +68,8 @@ def status(wait_s: float, target: str | None, as_json: bool) -> None:
     screen.print(picture(answer, screen.width))
     if answer.HasField("writes"):
         screen.print(_writes(answer.writes))
+    if answer.HasField("source"):
+        screen.print(_source(answer.source), soft_wrap=True)
     if answer.scrubs:
         screen.print(_scrubs(answer))
     if answer.encryption.master_keys:
@@ -193,6 +195,26 @@ def _writes(writes: admin_pb2.WriteStatus) -> Text:
     text.append(f"{about_bytes(writes.daily_bytes)} a day)")
     if writes.is_overdrawn:
         text.append("  more than tiers.nvme.daily_writes", "bold red")
+    return text
+
+
+def _source(source: admin_pb2.SourceStatus) -> Text:
+    """Return lines about the object store: whether it is asked, what came and went, and the bill."""
+    text = Text(f"\nobject store {source.address}: ")
+    if source.is_open:
+        text.append(f"in use, {source.num_in_flight} of {source.max_in_flight} in flight")
+    else:
+        text.append(f"not in use: {source.problem or 'not tried yet'}", "bold red")
+    text.append(f"\n  received {about_bytes(source.received_bytes)}, {source.num_blocks_fetched:,} blocks; ")
+    text.append(f"sent {about_bytes(source.sent_bytes)} (share: {source.share}, ")
+    text.append(f"{about_bytes(source.exported_day_bytes)} in 24 h")
+    text.append(f" of {about_bytes(source.daily_bytes)})" if source.HasField("daily_bytes") else ")")
+    for name, counts in (("fetches", source.fetches), ("exports", source.exports)):
+        if words := [f"{number:,} {word.replace('_', ' ')}" for word, number in counts.items() if number]:
+            text.append(f"\n  {name}: {', '.join(sorted(words))}")
+    if source.day_dollars:
+        bill = ", ".join(f"{word} ${dollars:,.4f}" for word, dollars in sorted(source.day_dollars.items()))
+        text.append(f"\n  bill of 24 h: ${sum(source.day_dollars.values()):,.4f} ({bill})")
     return text
 
 

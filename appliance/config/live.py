@@ -25,6 +25,7 @@ LIVE = (
     "compression",
     "object.share",
     "object.daily_exports",
+    "object.price",
     "leases",
     "limits.max_clients",
     "limits.staging_per_client",

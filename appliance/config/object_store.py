@@ -6,13 +6,37 @@ object:
   daily_exports: 200GiB
 """
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from ...sources.objects.problems import StoreError
 from ...sources.objects.store import check_address
+from ..core.capacity.worth import SourcePrices
 from .fields import Bytes, Section, Share, refuse
+
+Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ObjectPrice(Section):
+    """Prices in dollars, for the day's bill and for `share: worth`. Set them where the store is rented."""
+
+    gb_month: Dollars = 0.0
+    """Of 10^9 bytes stored for 30 days, as the store's price list has it. Set it where storage is rented."""
+    thousand_puts: Dollars = 0.0
+    """Of a thousand PUT, COPY and LIST requests. Set it where requests are charged."""
+    thousand_gets: Dollars = 0.0
+    """Of a thousand GET and HEAD requests. Set it where requests are charged."""
+    gb_egress: Dollars = 0.0
+    """Of 10^9 bytes read from the store. Set it where hosts and store are in different regions."""
+    gpu_hour: Dollars = 0.0
+    """Of an hour of the GPU that computes a namespace's prefill. With `share: worth` a bundle is then stored
+    after as many uses as save what storing it costs. Set it with the prices above. 0: a second use is
+    enough."""
+
+    def for_planner(self) -> SourcePrices:
+        """Return the prices as the planner counts with them."""
+        return SourcePrices(**self.model_dump())
 
 
 class ObjectSettings(Section):
@@ -28,6 +52,8 @@ class ObjectSettings(Section):
     daily_exports_bytes: Bytes | None = Field(default=None, alias="daily_exports")
     """Bytes a day after which this host stores nothing more there. Set it where the store costs by the byte,
     or is small: it keeps what is not used for three days. Empty: no limit."""
+    price: ObjectPrice = ObjectPrice()
+    """Prices of the store and of prefill, in dollars; 0: not counted."""
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:

@@ -38,7 +38,7 @@ from .fields import (
 from .object_store import ObjectSettings
 from .observe import Observe, check_readers
 from .policy import Policy
-from .tenants import Access, QuotaSettings, Tenants, check_access, quotas_of
+from .tenants import Access, QuotaSettings, Tenants, check_access, quotas_of, shares_of
 from .tiers import Tiers
 
 
@@ -190,4 +190,6 @@ class Settings(Section):
             daily_write_bytes=None if nvme is None else nvme.daily_limit_bytes,
             share=self.object.share,
             daily_export_bytes=self.object.daily_exports_bytes,
+            shares=shares_of(self.tenants, self.object.share),
+            prices=self.object.price.for_planner(),
         )

@@ -15,13 +15,13 @@ order of a file.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from ...tiers.ladder import Ladder
-from ..core.options import TenantQuota
-from .fields import Bytes, Directory, Section, refuse
+from ..core.options import ShareMode, TenantQuota
+from .fields import Bytes, Directory, Section, Share, refuse
 
 MAX_TENANTS = 256
 COMMON = "common:"  # the domain without a name, as printed and as written in commands
@@ -174,6 +174,9 @@ class Tenant(Section):
     bandwidth_share: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     """Weight of the tenant's copies against equally urgent ones of other tenants, on every edge. Raise it for
     tenants that pay for more; unused bandwidth goes to the others. Shares of a group add up."""
+    share: Share | None = None
+    """What this host stores in the object store of this tenant's blocks, instead of `object.share`. Set `off`
+    for prompts that must not leave the host. Of tenants that share blocks the least counts."""
     most_urgent: Literal["decoding", "prefill", "queued", "waiting", "idle"] = "decoding"
     """Highest urgency of the tenant's requests; higher ones are lowered to it. Set `idle` or `waiting` for
     batch work."""
@@ -202,6 +205,16 @@ def quotas_of(tenants: Mapping[str, Tenant], ladder: Ladder) -> dict[str, Tenant
         for name, tenant in tenants.items()
         if tenant.quota.has_bytes
     }
+
+
+def shares_of(tenants: Mapping[str, Tenant], share: ShareMode) -> dict[str, ShareMode]:
+    """Return what is stored of each isolation domain in the object store, where tenants say so."""
+    order = get_args(ShareMode)
+    found: dict[str, ShareMode] = {}
+    for name, tenant in tenants.items():
+        domain, wanted = tenant.domain(name), tenant.share or share
+        found[domain] = min(found.get(domain, wanted), wanted, key=order.index)
+    return {domain: wanted for domain, wanted in found.items() if wanted != share}
 
 
 def bandwidth_shares_of(tenants: Mapping[str, Tenant]) -> dict[str, float]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from ...tiers.block import Tier
+from ...tiers.block import Tier, tenant_of
+from .capacity.worth import SourcePrices
 
 #: When blocks are copied into the cold store; ahead.py.
 WriteMode: TypeAlias = Literal["spill", "idle", "through"]
@@ -84,6 +85,9 @@ class PlannerOptions:
     #: Which blocks are exported to the source, if there is one, and how many bytes a day; None: any number.
     share: ShareMode = "worth"
     daily_export_bytes: int | None = None
+    #: Instead of `share`, by tenant: the first part of an isolation domain's name.
+    shares: Mapping[str, ShareMode] = field(default_factory=dict)
+    prices: SourcePrices = field(default_factory=SourcePrices)
     #: Bytes of exports in flight, which hold their blocks in memory, and their share of the put tier.
     max_export_bytes: int = 128 << 20
     max_export_fraction: float = 1 / 8
@@ -102,3 +106,7 @@ class PlannerOptions:
     #: Assumed until measured: what one edge moves per second, and how long it takes to begin.
     default_bandwidth_bytes_per_s: float = 1e9
     default_latency_s: float = 1e-3
+
+    def share_of(self, domain: str) -> ShareMode:
+        """Return which blocks of an isolation domain are exported."""
+        return self.shares.get(tenant_of(domain), self.share) if self.shares else self.share

@@ -158,7 +158,7 @@ class Daemon:
             self.counters,
             lambda: self.reload.status,
         )
-        view.rotation, view.scrubs = self.rotation, self.scrubber.tiers
+        view.rotation, view.scrubs, view.source = self.rotation, self.scrubber.tiers, self.source
         view.state_listeners.append(self._report)
         self._reports: set[asyncio.Task[None]] = set()
         self.observability = Observability(view, settings.observe, self.access)

@@ -94,6 +94,31 @@ ALERTS = (
         "Mend it before the next start, which would fail: `kvtier status` says which line is missing.",
     ),
     Alert(
+        "KvtierSourceClosed",
+        "kvtier_source_open == 0",
+        "10m",
+        "warning",
+        "The object store has not answered for ten minutes; blocks of other hosts are computed here.",
+        "`kvtier status` says why, `kvtier objects check` tries it. It is used again when it answers.",
+    ),
+    Alert(
+        "KvtierSourceDamaged",
+        "sum by (instance) "
+        '(increase(kvtier_source_fetches_total{outcome=~"wrong_checksum|wrong_identity"}[1h])) > 3',
+        "0m",
+        "warning",
+        "Objects of the store are damaged: fetches failed verification, and their blocks were computed.",
+        "`kvtier objects verify` names them; delete them, and they are stored again when used.",
+    ),
+    Alert(
+        "KvtierExportsOverBudget",
+        'sum by (instance) (increase(kvtier_source_exports_total{outcome="over_budget"}[1h])) > 0',
+        "1h",
+        "warning",
+        "The day's bytes for the object store are used up: nothing more is stored for other hosts.",
+        "Raise `object.daily_exports`, or set `object.price`, so that only what pays is stored.",
+    ),
+    Alert(
         "KvtierLoopLate",
         "histogram_quantile(0.99, sum by (instance, le) (rate(kvtier_loop_late_seconds_bucket[10m]))) > 0.25",
         "15m",

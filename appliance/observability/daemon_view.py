@@ -14,6 +14,7 @@ from ...tiers.base import Cause
 from ...tiers.block import Tier
 from ...tiers.codecs.records import CodecStatistics
 from ...tiers.cold.engine import ColdStore
+from ..core.capacity.worth import day_bill
 from ..event_log import EventLog
 from ..histogram import Histogram
 from ..scrubber import TierScrubs
@@ -21,11 +22,23 @@ from ..security.key_rotation import KeyRotation
 from ..server.cache_service import CacheService
 from ..server.ports import ReloadStatus
 from ..transfer.lanes import EdgeStatistics
+from ..transfer.object_edge import ObjectEdge
 from .census import Census
 from .health import Health, health_checks
 from .sampler import INTERVAL_S, Sample, Sampler
 from .telemetry import Telemetry
 
+FETCHES = "fetches_"
+#: What became of a bundle that was to be stored in the source, and its counter in the story.
+EXPORT_OUTCOMES = {
+    "stored": "bundles_exported",
+    "shared_already": "bundles_shared_already",
+    "failed": "exports_failed",
+    **{
+        word: f"exports_{word}"
+        for word in ("over_budget", "not_in_memory", "not_worth", "too_large", "dropped")
+    },
+}
 READY, STALLED, DRAINING, FAILED = "serving", "stalled", "draining", "failed"
 
 
@@ -63,6 +76,7 @@ class DaemonView:
         self.state_listeners: list[Callable[[str], None]] = []
         self.rotation: KeyRotation | None = None  # while something is encrypted
         self.scrubs: Mapping[Tier, TierScrubs] = {}
+        self.source: ObjectEdge | None = None
         self._told = READY
         self._choice = choice
         self._timer: asyncio.TimerHandle | None = None
@@ -128,6 +142,40 @@ class DaemonView:
             "is_overdrawn": budget.is_overdrawn(now),
             "num_blocks_only_in_memory": num_blocks,
             "only_in_memory_bytes": num_bytes,
+        }
+
+    def source_status(self) -> dict[str, Any] | None:
+        """Return what is known of the object store and its use; None without one.
+
+        Keys are the names of SourceStatus.
+        """
+        if self.source is None:
+            return None
+        status, story = self.source.status(), self.planner.story.counters
+        options, budget = self.planner.core.options, self.planner.exports.budget
+        fetches = {
+            name.removeprefix(FETCHES): number
+            for name, number in sorted(self.source.counters.items())
+            if name.startswith(FETCHES)
+        }
+        return {
+            "address": status.address,
+            "is_open": status.is_open,
+            "problem": status.problem,
+            "num_in_flight": status.num_in_flight,
+            "max_in_flight": status.max_in_flight,
+            "share": options.share,
+            "requests": [
+                {"operation": operation, "outcome": outcome, "num": number}
+                for (operation, outcome), number in sorted(status.usage.requests().items())
+            ],
+            **status.usage.bytes(),
+            "fetches": {**fetches, "not_worth": story.get("fetches_not_worth_it", 0)},
+            "num_blocks_fetched": story.get("blocks_fetched", 0),
+            "exports": {outcome: story.get(name, 0) for outcome, name in EXPORT_OUTCOMES.items()},
+            "exported_day_bytes": budget.written(self.clock()),
+            "daily_bytes": budget.daily_bytes,
+            "day_dollars": day_bill(options.prices, status.usage.last_day()),
         }
 
     def edges(self) -> Sequence[EdgeStatistics]:

@@ -265,6 +265,52 @@ def codec_seconds(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
         yield (codec.name, "decode"), codec.decode_s
 
 
+# ------------------------------------------------------------------------------------- object store
+
+
+def source(key: str) -> Callable[[DaemonView], Pairs]:
+    """Return a reader of one number of SourceStatus; of nothing without an object store."""
+    return lambda view: [] if (status := view.source_status()) is None else [((), status[key])]
+
+
+def _by_word(key: str) -> Callable[[DaemonView], Pairs]:
+    """Return a reader of one map of SourceStatus."""
+    return lambda view: [
+        ((word,), number) for word, number in (view.source_status() or {key: {}})[key].items()
+    ]
+
+
+source_fetches = _by_word("fetches")
+source_exports = _by_word("exports")
+source_day_dollars = _by_word("day_dollars")
+
+
+def source_requests(view: DaemonView) -> Pairs:
+    """Return the requests to the object store by operation and outcome."""
+    status = view.source_status() or {"requests": []}
+    return [((one["operation"], one["outcome"]), one["num"]) for one in status["requests"]]
+
+
+def source_bytes(view: DaemonView) -> Pairs:
+    """Return the bytes sent to and received from the object store."""
+    status = view.source_status()
+    directions = ("sent", "received") if status is not None else ()
+    return [((direction,), (status or {})[f"{direction}_bytes"]) for direction in directions]
+
+
+def source_request_seconds(view: DaemonView) -> Pairs:
+    """Return the seconds of requests to the object store by operation."""
+    seconds = view.source.status().usage.seconds() if view.source is not None else {}
+    return [((operation,), took_s) for operation, took_s in sorted(seconds.items())]
+
+
+def source_seconds(view: DaemonView) -> Histograms:
+    """Return the histograms of searches, fetches and exports."""
+    return (
+        [] if view.source is None else [((word,), one) for word, one in view.source.status().seconds.items()]
+    )
+
+
 # --------------------------------------------------------------------------------------------- held
 
 

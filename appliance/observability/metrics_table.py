@@ -14,12 +14,14 @@ LABELS = {
     "cause": "words of `Cause` in `tiers/base.py`",
     "code": "status codes of gRPC",
     "codec": "names of `tiers/codecs/registry.py`",
-    "direction": "`encode`, `decode`",
+    "direction": "`encode`, `decode`; of an object store `sent`, `received`",
     "form": "`raw`, `stored`",
     "master_key": "ids of the lines in the file of `encryption.master_key`, 16 at most",
     "method": "rpcs of `proto/kvtier/v1`",
+    "operation": "`get`, `head`, `put`, `copy`, `list`, `delete`",
     "outcome": "named with the metric",
-    "reason": "why a block leaves (words of `appliance/core`), or a reason of the error table",
+    "reason": "why a block leaves (words of `appliance/core`), a reason of the error table, or of a bill "
+    "(`storage`, `puts`, `gets`, `egress`)",
     "source": "`staging`, names of tiers",
     "state": "`resident`, `reserved`, `condemned`",
     "target": "names of tiers",
@@ -28,6 +30,7 @@ LABELS = {
     "transport": "`local`, `grpc`",
     "urgency": "`decoding`, `prefill`, `queued`, `waiting`, `idle`, `ended`; of bytes also `none`",
     "version": "the one that runs",
+    "work": "`search`, `fetch`, `export`",
 }
 
 
@@ -200,6 +203,43 @@ HELD = (
            "Clients that die or forget.", sources.leases_expired),
 )  # fmt: skip
 
-METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *CODECS, *HELD)
+SOURCE = (
+    Metric("kvtier_source_open", "gauge", (), "1 while the object store is asked, 0 after it has failed.",
+           "An outage: blocks are computed here, local service goes on.", sources.source("is_open")),
+    Metric("kvtier_source_requests_total", "counter", ("operation", "outcome"),
+           "Requests to the object store: `ok`, `missing`, `exists` (stored before), or what failed. Retries "
+           "inside the client are not counted.",
+           "What is paid for; `busy`: the store asks for less; `denied`: credentials.",
+           sources.source_requests),
+    Metric("kvtier_source_request_seconds_total", "counter", ("operation",),
+           "Time of these requests, of a get with the landing of its bytes.", "Mean latency of the store.",
+           sources.source_request_seconds),
+    Metric("kvtier_source_bytes_total", "counter", ("direction",), "Bytes of objects sent and received.",
+           "Traffic with the store.", sources.source_bytes),
+    Metric("kvtier_source_seconds", "histogram", ("work",),
+           "Duration of searches, fetches and exports, which are several requests each.",
+           "Fetches slower than prefill: a store that does not pay.", sources.source_seconds),
+    Metric("kvtier_source_in_flight", "gauge", (), "Searches, fetches and exports in flight.",
+           "Saturation: it stands at 8, or at less after the store said that it is busy.",
+           sources.source("num_in_flight")),
+    Metric("kvtier_source_fetches_total", "counter", ("outcome",),
+           "Bundles fetched: `arrived`, `not_worth` (computing is quicker: not begun), or why one did not "
+           "arrive (words of `Cause` in `tiers/base.py`).",
+           "What the store brings; `wrong_checksum`: it damages objects.", sources.source_fetches),
+    Metric("kvtier_source_fetched_blocks_total", "counter", (), "Blocks that came from the object store.",
+           "What other hosts have computed for this one.", sources.source("num_blocks_fetched")),
+    Metric("kvtier_source_exports_total", "counter", ("outcome",),
+           "Bundles to store: `stored`, `shared_already` (the store has it), `failed`, or why not: "
+           "`over_budget`, `not_in_memory`, `not_worth` (by `object.price`), `too_large`, `dropped` (too "
+           "many waited).",
+           "What is stored for others, and what keeps the rest.", sources.source_exports),
+    Metric("kvtier_source_day_dollars", "gauge", ("reason",),
+           "The last 24 hours in dollars, since the start at most, by the prices of `object.price`.",
+           "The bill; storage counts what was sent, for the three days that it is kept.",
+           sources.source_day_dollars),
+)  # fmt: skip
+
+METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *CODECS, *SOURCE, *HELD)
 GROUPS = {"Service": SERVICE, "Tiers": TIERS, "Blocks asked, stored and prefetched": ASKED,
-          "Copies": COPIES, "Codecs": CODECS, "What is held": HELD}  # fmt: skip
+          "Copies": COPIES, "Codecs": CODECS, "Object store": SOURCE,
+          "What is held": HELD}  # fmt: skip

@@ -122,6 +122,10 @@ class Observability:
         """Return what is written to the cold store, by the names of WriteStatus; None without one."""
         return self.view.writes()
 
+    def source_status(self) -> dict[str, Any] | None:
+        """Return what is known of the object store, by the names of SourceStatus; None without one."""
+        return self.view.source_status()
+
     def scrubs(self) -> Iterable[TierScrubs]:
         """Return what the background verification of each tier did."""
         return self.view.scrubs.values()

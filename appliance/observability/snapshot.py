@@ -63,6 +63,7 @@ class Snapshots:
             "policy": {"generation": view.reloads().generation, **view.policy_names()},
             "tiers": self._tiers(statistics),
             "writes": view.writes(),
+            "source": view.source_status(),
             "edges": self._edges(),
             "totals": {**asked(view.telemetry.total), "evicted": sum(view.events.num_removed.values())},
             "prefetch": {

@@ -100,6 +100,7 @@ class AdminService:
                 for (dtype, name), speed in sorted(self._codec_speeds().items())
             ],
             writes=self._write_status(),
+            source=self._source_status(),
             ladder=service.tiers.announcement(),
             scrubs=[scrub_status(one, service.appliance.clock()) for one in self._observability.scrubs()],
         )
@@ -107,6 +108,10 @@ class AdminService:
     def _write_status(self) -> pb.WriteStatus | None:
         writes = self._observability.writes()
         return None if writes is None else pb.WriteStatus(**writes)
+
+    def _source_status(self) -> pb.SourceStatus | None:
+        source = self._observability.source_status()
+        return None if source is None else pb.SourceStatus(**source)
 
     def get_policy(self, caller: Caller, request: pb.GetPolicyRequest) -> pb.GetPolicyResponse:
         """Return the status of the policy in force and the value and source of each setting."""

@@ -65,6 +65,10 @@ class ObservabilityPort(Protocol):
         """Return the fields of WriteStatus; None without a cold store."""
         ...
 
+    def source_status(self) -> dict[str, Any] | None:
+        """Return the fields of SourceStatus; None without an object store."""
+        ...
+
     def scrubs(self) -> Iterable[TierScrubs]:
         """Return what the background verification of each tier did."""
         ...

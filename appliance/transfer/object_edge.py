@@ -28,11 +28,13 @@ from ...sources.objects.keys import Epochs
 from ...sources.objects.layout import BundleError
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore, StoreLimits
+from ...sources.objects.usage import StoreUsage
 from ...tiers.base import Cause, CopyError, CopyOutcome, Engine
 from ...tiers.block import Tier, tenant_of
 from ...tiers.encryption.envelope import Envelopes
 from ..core.events import CopyFinished, Event, ExportFinished, SourceChanged, SourceSearched
 from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
+from ..histogram import Histogram
 from .bundles import BundleTransfer, ChainFound, FleetEncryption, Stop, cause_of
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,11 @@ RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between looks at a store that failed
 EPOCH_DAYS: Final = 1  # what `kvtier objects` takes for granted, too
 #: What says nothing about the store as a whole.
 OF_ONE_OBJECT: Final = frozenset({StoreProblem.SHORT})
+
+#: Of a fetch that was begun; other words of Cause come as they happen.
+FETCH_OUTCOMES: Final = ("arrived", "wrong_checksum", "wrong_identity")
+#: What an instruction is called in metrics.
+KINDS: Final = {SearchBundles: "search", FetchBundle: "fetch", ExportBundle: "export"}
 
 Work: TypeAlias = SearchBundles | FetchBundle | ExportBundle
 
@@ -57,7 +64,8 @@ class SourceStatus:
     problem: str  # why it is not; empty: it was not tried yet, or all is well
     num_in_flight: int
     max_in_flight: int
-    counts: Mapping[str, int]
+    usage: StoreUsage
+    seconds: Mapping[str, Histogram]  # by KINDS, from the start of an instruction in its thread to its end
 
 
 class ObjectEdge:
@@ -105,7 +113,8 @@ class ObjectEdge:
         self._retry_s = RETRY_S
         self._timer: asyncio.TimerHandle | None = None
         self._key_timer: asyncio.TimerHandle | None = None
-        self.counters: Counter[str] = Counter()
+        self._seconds = {kind: Histogram() for kind in KINDS.values()}
+        self.counters: Counter[str] = Counter({f"fetches_{outcome}": 0 for outcome in FETCH_OUTCOMES})
 
     def start(self) -> None:
         """Look whether the store is there; the planner hears of it when it is."""
@@ -124,9 +133,14 @@ class ObjectEdge:
 
     def status(self) -> SourceStatus:
         """Return how the source does."""
-        running = sum(self._running.values())
         return SourceStatus(
-            self._address, self._is_open, self._problem, running, self._limit, dict(self.counters)
+            self._address,
+            self._is_open,
+            self._problem,
+            sum(self._running.values()),
+            self._limit,
+            StoreUsage() if self._store is None else self._store.usage,
+            self._seconds,
         )
 
     async def stop(self) -> None:
@@ -266,7 +280,7 @@ class ObjectEdge:
             self._running[kind] += 1
             if isinstance(work, ExportBundle):
                 self._exporting[tenant_of(work.bundle.identity.domain)] += 1
-            self._submit(partial(self._run, work), partial(self._ran, work))
+            self._submit(partial(self._run, work), partial(self._ran, work, self._clock()))
 
     def _submit(self, task: Callable[[], Any], then: Callable[["Future[Any]"], None]) -> None:
         def on_loop(future: "Future[Any]") -> None:
@@ -296,8 +310,9 @@ class ObjectEdge:
         if not self._is_stopping:
             self._loop.call_soon_threadsafe(self._deliver, CopyFinished(copy, outcomes))
 
-    def _ran(self, work: Work, future: "Future[Any]") -> None:
+    def _ran(self, work: Work, began_at: float, future: "Future[Any]") -> None:
         """On the loop: settle an instruction, and take in what its end says about the store."""
+        self._seconds[KINDS[type(work)]].observe(max(0.0, self._clock() - began_at))
         self._running[type(work)] -= 1
         if isinstance(work, ExportBundle):
             self._exporting[tenant_of(work.bundle.identity.domain)] -= 1
@@ -326,8 +341,9 @@ class ObjectEdge:
         if isinstance(result, _Fetched):
             assert isinstance(work, FetchBundle)
             self.counters["bytes_received"] += result.num_bytes
+            cause = result.cause if failure is None else cause_of(failure)
+            self.counters[f"fetches_{'arrived' if cause is None else cause.value}"] += 1
             if failure is not None:
-                self.counters[f"fetches_{cause_of(failure).value}"] += 1
                 self._fail_batches(work, result.open_copies, cause_of(failure))
         elif failure is not None:
             self._fail(work, cause_of(failure))
@@ -358,6 +374,7 @@ class _Fetched:
 
     open_copies: set[int]
     num_bytes: int = 0
+    cause: Cause | None = None  # of the last fragment that was read and is not what it should be
     failure: Exception | None = None
 
 
@@ -368,6 +385,7 @@ def _fetch(
 
     def landed(copy: int, outcomes: list[CopyOutcome]) -> None:
         fetched.open_copies.discard(copy)
+        fetched.cause = next((one.cause for one in outcomes if one.cause is not None), fetched.cause)
         land(copy, outcomes)
 
     try:

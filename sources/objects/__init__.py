@@ -2,7 +2,7 @@
 
     bundle > layout      the bytes of one object: pure functions over buffers
     keys  manifest  finding  lifecycle      which objects there are, and for how long: pure
-    store > problems     the operations that are needed, by obstore, and what its errors mean
+    store > problems, usage    the operations that are needed, by obstore; its errors; requests and bytes
     inventory            finds, reads and verifies what a store holds
     probe                tries a store and names what it lacks
 

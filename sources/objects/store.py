@@ -9,8 +9,10 @@ obstore is imported when a store is opened: it takes a tenth of a second, and fe
 """
 
 import os
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -19,6 +21,7 @@ from urllib.parse import urlsplit
 from ...tiers.base import Buffer
 from ...tiers.payload import copy
 from .problems import StoreError, StoreProblem, explain, explained, status_of
+from .usage import StoreRequest, StoreUsage
 
 CHUNK_BYTES: Final = 1 << 20  # copied at once on the way into memory
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -54,6 +57,7 @@ class ObjectStore:
 
     def __init__(self, address: str, *, endpoint: str = "", limits: StoreLimits | None = None) -> None:
         self.address = address
+        self.usage = StoreUsage()
         self._limits = limits or StoreLimits()
         self._store = _open(address, endpoint, self._limits)
 
@@ -62,6 +66,22 @@ class ObjectStore:
 
     def __reduce__(self) -> Any:
         raise TypeError("an object store holds credentials, and does not leave its process")
+
+    @contextmanager
+    def _request(self, operation: str) -> Iterator[StoreRequest]:
+        """Count one request, and turn exceptions of obstore inside into StoreErrors; see `explained`."""
+        request, began_at = StoreRequest(operation), time.monotonic()
+        try:
+            with explained():
+                yield request
+        except FileNotFoundError:
+            request.outcome = "missing"
+            raise
+        except StoreError as error:
+            request.outcome = "missing" if _is_beyond_end(error) else error.problem.name.lower()
+            raise
+        finally:
+            self.usage.add(request, time.monotonic() - began_at)
 
     @property
     def has_expiry(self) -> bool:
@@ -88,12 +108,14 @@ class ObjectStore:
 
         for _ in range(2):
             try:
-                with explained():
+                with self._request("put") as request:
                     try:
                         put(self._store, key, payload, mode="create", use_multipart=False)
                     except AlreadyExistsError as error:
                         is_in_doubt = status_of(error) == "409"  # another one is under way, or was
+                        request.outcome = "exists"
                     else:
+                        request.sent_bytes = len(payload)
                         return True
             except FileNotFoundError as error:
                 raise explain(error) from error
@@ -109,13 +131,14 @@ class ObjectStore:
         """
         try:
             for start, into in parts:
-                with explained():
+                with self._request("get") as request:
                     filled = 0
                     for chunk in self._chunks(key, start, start + len(into)):
                         if filled + len(chunk) > len(into):
                             raise StoreError(StoreProblem.SHORT, f"{key}: more than {len(into)} bytes came")
                         copy(into[filled : filled + len(chunk)], chunk)
                         filled += len(chunk)
+                        request.received_bytes = filled
                 if filled != len(into):
                     raise StoreError(StoreProblem.SHORT, f"{key}: {filled} of {len(into)} bytes came")
         except FileNotFoundError:
@@ -130,8 +153,10 @@ class ObjectStore:
         """Yield bytes `start` to `end` of an object in chunks, as they arrive; one request.
         Yields fewer when the object ends before that, and none when there is no object."""
         try:
-            with explained():
-                yield from self._chunks(key, start, end)
+            with self._request("get") as request:
+                for chunk in self._chunks(key, start, end):
+                    request.received_bytes += len(chunk)
+                    yield chunk
         except FileNotFoundError:
             return
         except StoreError as error:
@@ -159,7 +184,7 @@ class ObjectStore:
         from obstore import head
 
         try:
-            with explained():
+            with self._request("head"):
                 return int(head(self._store, key)["size"])
         except FileNotFoundError:
             return None
@@ -170,7 +195,7 @@ class ObjectStore:
         from obstore import list as list_objects
 
         try:
-            with explained():
+            with self._request("list"):
                 for chunk in list_objects(self._store, prefix, offset=after or None):
                     for found in chunk:
                         yield ObjectInfo(found["path"], found["size"], found["last_modified"].timestamp())
@@ -182,7 +207,7 @@ class ObjectStore:
         from obstore import list_with_delimiter
 
         try:
-            with explained():
+            with self._request("list"):
                 found = list_with_delimiter(self._store, prefix)["common_prefixes"]
         except FileNotFoundError as error:
             raise explain(error) from error
@@ -194,7 +219,7 @@ class ObjectStore:
         from obstore import copy as copy_object
 
         try:
-            with explained():
+            with self._request("copy"):
                 copy_object(self._store, source, target)
         except FileNotFoundError:
             return False
@@ -221,7 +246,7 @@ class ObjectStore:
         for start in range(0, len(keys), 1000):
             some = list(keys[start : start + 1000])
             try:
-                with explained():
+                with self._request("delete"):
                     delete(self._store, some)
             except FileNotFoundError:  # a folder stops at the first that is missing
                 for key in some:
@@ -231,7 +256,7 @@ class ObjectStore:
         from obstore import delete
 
         try:
-            with explained():
+            with self._request("delete"):
                 delete(self._store, key)
         except FileNotFoundError:
             return

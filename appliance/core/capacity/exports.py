@@ -1,7 +1,9 @@
 """Exports: spills to the source, outside of this host. Which bundles are stored there, for other hosts.
 
     eager     every bundle, when its last block was put
-    worth     bundles that were used again after they were put
+    worth     bundles that were used again after they were put; where prefill and the source have prices, as
+              often as reads of the bundle take to save what storing it costs (worth.py): to rent until the
+              rent is the price costs at most twice what the best choice does, whatever is used later
 
 A bundle is exported out of host memory while all its blocks are there, which they are when they were just put
 or read. Its places are held until the shell has stored it. In flight is at most a share of the put tier, so
@@ -10,14 +12,14 @@ is used again. Beyond the day's budget nothing is exported. Blocks that a lossy 
 hosts get what was put. The source deduplicates; a bundle that it is known to hold is not sent again.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ....policies.base import Use
 from ....tiers.block import FragmentLabel, Tier
-from ..catalog.catalog import NO_ROW
+from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.policy_listeners import Listener
 from ..catalog.residency import Residency
@@ -26,9 +28,13 @@ from ..copying.source_index import SourceIndex
 from ..copying.write_budget import WriteBudget
 from ..events import ExportFinished, SourceChanged
 from ..instructions import BundleBlocks, ExportBundle
+from ..options import ShareMode
+from .worth import KEPT_DAYS, reads_to_earn
 
 MAX_QUEUED: Final = 4096  # bundles that wait for their turn; beyond it the oldest one is dropped
 MAX_STEPS: Final = 16  # bundles looked at in one step
+MAX_COUNTED: Final = 65_536  # bundles of which uses are counted
+KEPT_S: Final = KEPT_DAYS * 86_400.0
 
 
 @dataclass(slots=True)
@@ -37,6 +43,14 @@ class _HeldBundle:
     name: bytes
     held: list[tuple[int, Tier]]
     num_bytes: int
+
+
+@dataclass(slots=True)
+class _Uses:
+    """Uses of one bundle since `first_at`."""
+
+    first_at: float
+    num: int = 0
 
 
 class Exports:
@@ -53,6 +67,7 @@ class Exports:
         self.erased: set[int] = set()
         self._has_joined = False
         self._queue: deque[int] = deque()  # handles of the last blocks of bundles
+        self._uses: OrderedDict[int, _Uses] = OrderedDict()  # by handle of the last block; with prices
         self._jobs: dict[int, _HeldBundle] = {}
         self._num_exports = 0
         self.bytes_in_flight = 0
@@ -77,18 +92,19 @@ class Exports:
     def options_changed(self) -> None:
         """Let another budget be in force."""
         self.budget.limit(self._core.options.daily_export_bytes, self._core.now)
-        if self._core.options.share == "off":
-            self._queue.clear()
 
     def _used(self, rows: Sequence[int], use: Use) -> None:
-        if self.is_open and self._core.options.share != "off":
-            self._enqueue(rows)
+        if self.is_open and self._share(rows[0]) != "off":
+            self._enqueue(rows, is_use=True)
 
     def _stored(self, rows: Sequence[int], use: Use) -> None:
-        if self.is_open and self._core.options.share == "eager":
+        if self.is_open and self._share(rows[0]) == "eager":
             self._enqueue(rows)
 
-    def _enqueue(self, rows: Sequence[int]) -> None:
+    def _share(self, row: int) -> ShareMode:
+        return self._core.options.share_of(self._core.catalog.namespace_of(row).identity.domain)
+
+    def _enqueue(self, rows: Sequence[int], *, is_use: bool = False) -> None:
         catalog = self._core.catalog
         namespace = catalog.namespace_of(rows[0])
         size = self._index.num_blocks(namespace)
@@ -96,9 +112,21 @@ class Exports:
             is_last = (catalog.position[row] + 1) % size == 0
             if is_last and not self._index.is_present(namespace.id, catalog.prefix_hash[row]):
                 self._queue.append(catalog.handle(row))
+                if is_use and self._core.options.prices.gpu_hour:
+                    self._count_use(catalog.handle(row))
         while len(self._queue) > MAX_QUEUED:
             self._queue.popleft()
             self._core.story.count("exports_dropped")
+
+    def _count_use(self, handle: int) -> None:
+        """Count a use of the bundle that ends with a block; those before KEPT_S are forgotten."""
+        now = self._core.now
+        uses = self._uses.setdefault(handle, _Uses(now))
+        if now - uses.first_at > KEPT_S:
+            uses.first_at, uses.num = now, 0
+        uses.num += 1
+        if len(self._uses) > MAX_COUNTED:
+            self._uses.popitem(last=False)
 
     def run(self) -> None:
         """Begin exports, as many as may be in flight."""
@@ -120,12 +148,16 @@ class Exports:
         catalog, core = self._core.catalog, self._core
         namespace = catalog.namespace_of(last)
         name = catalog.prefix_hash[last]
-        if namespace.id in self.erased or self._index.is_present(namespace.id, name):
+        share = core.options.share_of(namespace.identity.domain)
+        if namespace.id in self.erased or share == "off" or self._index.is_present(namespace.id, name):
             return
         size = self._index.num_blocks(namespace)
         num_bytes = size * namespace.block_bytes
         if num_bytes > self._most_bytes():
             core.story.count("exports_too_large")
+            return
+        if share == "worth" and not self._is_earned(last, namespace, num_bytes):
+            core.story.count("exports_not_worth")
             return
         rows = self._rows(last, size)
         places = self._places(rows, namespace.num_groups)
@@ -148,6 +180,17 @@ class Exports:
             for (fragment, tier), label in zip(places, labels, strict=True)
         ]
         core.outbox.emit(ExportBundle(self._num_exports, bundle, fragments))
+
+    def _is_earned(self, last: int, namespace: NamespaceEntry, num_bytes: int) -> bool:
+        """Whether reads as many as there were would have paid for storing the bundle that ends with `last`.
+        True where prices or the speed of prefill are not known."""
+        core, prices = self._core, self._core.options.prices
+        if not prices.gpu_hour or core.costs.prefill_speed(namespace.id)[1] == "geometry":
+            return True
+        size = self._index.num_blocks(namespace)
+        recompute_s = core.costs.recompute_s(namespace.id, core.catalog.position[last] + 1 - size, size)
+        uses = self._uses.get(core.catalog.handle(last))
+        return uses is not None and uses.num >= reads_to_earn(prices, num_bytes, recompute_s)
 
     def _rows(self, last: int, size: int) -> list[int]:
         """Return the blocks of a bundle, the first one first; fewer when one of them is not known."""

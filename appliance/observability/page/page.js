@@ -9,6 +9,7 @@ import { drawTiers, flow } from "./drawing.js";
 import { KEPT, joined, know } from "./lately.js";
 import { put } from "./nodes.js";
 import * as panels from "./panels.js";
+import { drawSource } from "./source.js";
 
 const SCHEMA = 1;
 const STALE_MS = 3500;
@@ -49,6 +50,7 @@ function draw() {
   panels.drawSessions(snapshot.sessions);
   panels.drawDecisions(snapshot.decisions, snapshot.uptime_s);
   panels.drawPrefetch(snapshot.prefetch, snapshot.policy);
+  drawSource(snapshot.source);
   panels.drawCodecs(snapshot.codecs, snapshot.tiers);
   panels.drawPolicy(snapshot.policy);
   panels.drawEdges(snapshot.edges, history);
@@ -68,6 +70,7 @@ function tell() {
       `The daemon speaks schema ${snapshot.schema} and this page ${SCHEMA}: load it again.`,
     snapshot?.state === "draining" && "Draining: it takes nothing new, and ends when what runs is done.",
     snapshot?.state === "failed" && "The daemon has failed; its log says why. It has to be restarted.",
+    snapshot?.source?.problem && `The object store is not used: ${snapshot.source.problem}.`,
     offline.length && `Offline: ${offline.join(", ")}. Blocks there are misses until the tier is back.`,
   ].filter(Boolean);
   if (document.body.dataset.link !== link) {
@@ -80,13 +83,13 @@ function tell() {
 }
 
 function connect() {
-  const source = new EventSource(`/api/stream?history=${KEPT}`);
-  source.addEventListener("open", () => {
+  const stream = new EventSource(`/api/stream?history=${KEPT}`);
+  stream.addEventListener("open", () => {
     now.isFresh = true;
   }); // every stream begins with all of the past
-  source.addEventListener("snapshot", (event) => hear(JSON.parse(event.data)));
-  source.addEventListener("error", () => {
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
+  stream.addEventListener("snapshot", (event) => hear(JSON.parse(event.data)));
+  stream.addEventListener("error", () => {
+    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
   });
 }
 

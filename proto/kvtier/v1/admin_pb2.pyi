@@ -166,6 +166,7 @@ class GetStatusResponse(_message.Message):
     WRITES_FIELD_NUMBER: _builtins.int
     LADDER_FIELD_NUMBER: _builtins.int
     SCRUBS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     uptime_s: _builtins.float
@@ -203,6 +204,10 @@ class GetStatusResponse(_message.Message):
     def scrubs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScrubStatus]:
         """of each tier that is verified in the background"""
 
+    @_builtins.property
+    def source(self) -> Global___SourceStatus:
+        """absent: there is no object store"""
+
     def __init__(
         self,
         *,
@@ -224,14 +229,187 @@ class GetStatusResponse(_message.Message):
         writes: Global___WriteStatus | None = ...,
         ladder: _abc.Iterable[_types_pb2.TierInfo] | None = ...,
         scrubs: _abc.Iterable[Global___ScrubStatus] | None = ...,
+        source: Global___SourceStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy", "writes", b"writes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy", "source", b"source", "writes", b"writes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "ladder", b"ladder", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "scrubs", b"scrubs", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "ladder", b"ladder", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "scrubs", b"scrubs", "source", b"source", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class SourceRequests(_message.Message):
+    """Requests of one kind that ended alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    NUM_FIELD_NUMBER: _builtins.int
+    operation: _builtins.str
+    """get, head, put, copy, list, delete"""
+    outcome: _builtins.str
+    """ok, missing, exists, or what failed"""
+    num: _builtins.int
+    def __init__(
+        self,
+        *,
+        operation: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        num: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num", b"num", "operation", b"operation", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceRequests: _TypeAlias = SourceRequests  # noqa: Y015
+
+@_typing.final
+class SourceStatus(_message.Message):
+    """The object store that hosts share, and its use by this daemon since its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FetchesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class ExportsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class DayDollarsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    IS_OPEN_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    NUM_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    MAX_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    FETCHES_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FETCHED_FIELD_NUMBER: _builtins.int
+    EXPORTS_FIELD_NUMBER: _builtins.int
+    EXPORTED_DAY_BYTES_FIELD_NUMBER: _builtins.int
+    DAILY_BYTES_FIELD_NUMBER: _builtins.int
+    DAY_DOLLARS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """object.url"""
+    is_open: _builtins.bool
+    """it is asked; false: it has failed, and is tried again"""
+    problem: _builtins.str
+    """why it is not asked; empty when it is, or was not tried yet"""
+    num_in_flight: _builtins.int
+    """searches, fetches and exports"""
+    max_in_flight: _builtins.int
+    """less than usual: the store said that it is busy"""
+    share: _builtins.str
+    """object.share"""
+    sent_bytes: _builtins.int
+    received_bytes: _builtins.int
+    num_blocks_fetched: _builtins.int
+    exported_day_bytes: _builtins.int
+    """in the last 24 hours"""
+    daily_bytes: _builtins.int
+    """object.daily_exports; absent: unlimited"""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceRequests]: ...
+    @_builtins.property
+    def fetches(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """of bundles, by outcome: arrived, not_worth, or why not"""
+
+    @_builtins.property
+    def exports(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """of bundles, by outcome: stored, shared_already, or why not"""
+
+    @_builtins.property
+    def day_dollars(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """of the last 24 hours, by reason; only those with an object.price"""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        is_open: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+        num_in_flight: _builtins.int = ...,
+        max_in_flight: _builtins.int = ...,
+        share: _builtins.str = ...,
+        requests: _abc.Iterable[Global___SourceRequests] | None = ...,
+        sent_bytes: _builtins.int = ...,
+        received_bytes: _builtins.int = ...,
+        fetches: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        num_blocks_fetched: _builtins.int = ...,
+        exports: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        exported_day_bytes: _builtins.int = ...,
+        daily_bytes: _builtins.int | None = ...,
+        day_dollars: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes", "daily_bytes", b"daily_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes", "address", b"address", "daily_bytes", b"daily_bytes", "day_dollars", b"day_dollars", "exported_day_bytes", b"exported_day_bytes", "exports", b"exports", "fetches", b"fetches", "is_open", b"is_open", "max_in_flight", b"max_in_flight", "num_blocks_fetched", b"num_blocks_fetched", "num_in_flight", b"num_in_flight", "problem", b"problem", "received_bytes", b"received_bytes", "requests", b"requests", "sent_bytes", b"sent_bytes", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__daily_bytes: _TypeAlias = _typing.Literal["daily_bytes"]  # noqa: Y015
+    _WhichOneofArgType__daily_bytes: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__daily_bytes) -> _WhichOneofReturnType__daily_bytes | None: ...
+
+Global___SourceStatus: _TypeAlias = SourceStatus  # noqa: Y015
 
 @_typing.final
 class WriteStatus(_message.Message):

@@ -87,19 +87,27 @@ Start = Callable[..., Shown]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start daemons: hbm none, dram 2 MiB (32 blocks), `further` tiers, nvme 16 MiB unless `nvme=False`.
-    `again=True`: end the last one, and start another on its cold store."""
+    `again=True`: end the last one, and start another on its cold store. `objects`: the settings of
+    an object store."""
     running: list[DaemonThread] = []
 
     folders = itertools.count()
 
-    def make(nvme: bool = True, again: bool = False, further: Any = None, **observe: object) -> Shown:
+    def make(
+        nvme: bool = True,
+        again: bool = False,
+        further: Any = None,
+        objects: Any = None,
+        dram: str = "2MiB",
+        **observe: object,
+    ) -> Shown:
         if again:
             running.pop().__exit__(None, None, None)
             folder = max(tmp_path.iterdir(), key=lambda path: int(path.name))
         else:
             folder = tmp_path / str(next(folders))
             folder.mkdir()
-        tiers: dict[str, object] = {"dram": {"capacity": "2MiB", "extent": "2MiB"}, **(further or {})}
+        tiers: dict[str, object] = {"dram": {"capacity": dram, "extent": "2MiB"}, **(further or {})}
         if nvme:
             nvme_at = {"path": str(folder / "data"), "capacity": "16MiB", "segment": "2MiB"}
             tiers["nvme"] = {**nvme_at, "write": "spill"}
@@ -109,6 +117,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 "tiers": tiers,
                 "policy": {"eviction": "lru"},
                 "compression": {"codec": "zstd"},
+                "object": objects or {},
                 "observe": {"http": "127.0.0.1:0", **observe},
             }
         )

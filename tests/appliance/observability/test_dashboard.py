@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import promql_parser as promql
 import pytest
@@ -112,8 +113,8 @@ def test_the_check_finds_what_it_is_for(query: str, what: str) -> None:
         promql.parse("sum by (")
 
 
-def test_values_that_are_asked_for_exist(start: Start) -> None:
-    shown = start()
+def test_values_that_are_asked_for_exist(start: Start, tmp_path: Path) -> None:
+    shown = start(objects={"url": f"file://{tmp_path}"})
     use(shown)
     exported: dict[tuple[str, str], set[str]] = {("kvtier_refusals_total", "reason"): set(REASONS)}
     for family in text_string_to_metric_families(shown.get("/metrics")):

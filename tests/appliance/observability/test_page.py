@@ -14,7 +14,7 @@ from kvtier.appliance.observability.web import PAGE
 from ...generated import ROOT
 from .conftest import Start
 
-MAX_BYTES = 60_000
+MAX_BYTES = 62_000
 FILES = {path.name: path.read_text() for path in sorted(PAGE.iterdir())}
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 HTML, CSS = FILES["index.html"], FILES["page.css"]
@@ -22,7 +22,9 @@ VALUE = json.loads((ROOT / "docs" / "web-api.md").read_text().split("```json")[1
 NAMED = {"session": {"name"}, "decision": {"block", "next_block"}}  # with observe.names
 #: What a variable of this name stands for, in every script.
 MEANT: dict[str, dict[str, Any]] = {
-    **{key: VALUE[key] for key in ("totals", "prefetch", "counts", "sessions", "history", "policy")},
+    **{
+        key: VALUE[key] for key in ("totals", "prefetch", "counts", "sessions", "history", "policy", "source")
+    },
     "snapshot": VALUE,
     "tier": VALUE["tiers"][0],
     "edge": VALUE["edges"][0],

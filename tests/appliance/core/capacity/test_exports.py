@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.capacity.worth import KEPT_DAYS, SourcePrices
 from kvtier.appliance.core.instructions import ExportBundle
-from kvtier.tiers.block import Tier
+from kvtier.policies.costs import PrefillModel
+from kvtier.tiers.block import NamespaceIdentity, Tier
 
 from ..rig import GEOMETRY, Rig, hashes
 
@@ -136,4 +138,60 @@ def test_what_left_memory_is_exported_when_it_is_used_again() -> None:
     assert not rig.exports, "it was in nvme at that moment"
     assert rig.count("exports_not_in_memory") == 1
     rig.read(chain)
+    assert len(rig.exports) == 1
+
+
+def priced(gpu_hour: float, num_reads: float, speed: float) -> SourcePrices:
+    """Return prices at which a bundle of the rig pays after so many reads."""
+    saved = SIZE * GEOMETRY.block_tokens / speed * gpu_hour / 3600
+    return SourcePrices(thousand_puts=1000 * saved * num_reads, gpu_hour=gpu_hour)
+
+
+def stated(rig: Exporting, speed: float) -> None:
+    """State the speed of prefill, in tokens a second."""
+    identity = NamespaceIdentity(b"m" * 16, GEOMETRY)
+    rig.do(ev.NamespaceRegistered(rig.call(), identity, PrefillModel(speed, 1e12)))
+
+
+def test_with_prices_a_bundle_is_stored_when_its_reads_have_paid_for_it() -> None:
+    rig, chain = Exporting(prices=priced(2.5, 2.9, 1000.0)), hashes("a", SIZE)
+    stated(rig, 1000.0)
+    rig.put(chain)
+    for num_reads in (1, 2):
+        rig.read(chain)
+        assert not rig.exports
+        assert rig.count("exports_not_worth") == num_reads
+    rig.read(chain)
+    assert len(rig.exports) == 1
+
+
+def test_reads_before_the_days_that_are_paid_for_do_not_count() -> None:
+    rig, chain = Exporting(prices=priced(2.5, 1.9, 1000.0)), hashes("a", SIZE)
+    stated(rig, 1000.0)
+    rig.put(chain)
+    rig.read(chain)
+    rig.now += KEPT_DAYS * 86_400.0 + 1
+    rig.read(chain)
+    assert not rig.exports
+    rig.read(chain)
+    assert len(rig.exports) == 1
+
+
+def test_prices_are_not_compared_before_prefill_is_known() -> None:
+    rig, chain = Exporting(prices=priced(2.5, 1e9, 1000.0)), hashes("a", SIZE)
+    rig.put(chain)
+    rig.read(chain)
+    assert len(rig.exports) == 1
+
+
+@pytest.mark.parametrize(("of_all", "of_tenant"), [("eager", "off"), ("off", "eager")])
+def test_a_tenant_has_a_share_of_its_own(of_all: str, of_tenant: str) -> None:
+    rig = Exporting(of_all, shares={"tenant:acme": of_tenant})
+    call = rig.call()
+    rig.do(ev.NamespaceRegistered(call, NamespaceIdentity(b"m" * 16, GEOMETRY, domain="tenant:acme/eu")))
+    others, rig.namespace_id = rig.namespace_id, rig.answer(call).namespace_id
+    rig.put(hashes("a", SIZE))
+    assert len(rig.exports) == (of_tenant == "eager")
+    rig.namespace_id = others
+    rig.put(hashes("b", SIZE))
     assert len(rig.exports) == 1
