@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from ...sources.objects.problems import StoreError
 from ...sources.objects.store import check_address
-from ..core.capacity.worth import SourcePrices
+from ..core.worth import SourcePrices
 from .fields import Bytes, Section, Share, refuse
 
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]

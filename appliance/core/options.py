@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ...tiers.block import Tier, tenant_of
-from .capacity.worth import SourcePrices
+from .worth import SourcePrices
 
 #: When blocks are copied into the cold store; ahead.py.
 WriteMode: TypeAlias = Literal["spill", "idle", "through"]

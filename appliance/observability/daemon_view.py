@@ -14,7 +14,7 @@ from ...tiers.base import Cause
 from ...tiers.block import Tier
 from ...tiers.codecs.records import CodecStatistics
 from ...tiers.cold.engine import ColdStore
-from ..core.capacity.worth import day_bill
+from ..core.worth import day_bill
 from ..event_log import EventLog
 from ..histogram import Histogram
 from ..scrubber import TierScrubs

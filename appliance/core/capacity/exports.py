@@ -29,7 +29,7 @@ from ..copying.write_budget import WriteBudget
 from ..events import ExportFinished, SourceChanged
 from ..instructions import BundleBlocks, ExportBundle
 from ..options import ShareMode
-from .worth import KEPT_DAYS, reads_to_earn
+from ..worth import KEPT_DAYS, reads_to_earn
 
 MAX_QUEUED: Final = 4096  # bundles that wait for their turn; beyond it the oldest one is dropped
 MAX_STEPS: Final = 16  # bundles looked at in one step

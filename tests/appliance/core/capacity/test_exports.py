@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.capacity.worth import KEPT_DAYS, SourcePrices
 from kvtier.appliance.core.instructions import ExportBundle
+from kvtier.appliance.core.worth import KEPT_DAYS, SourcePrices
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.block import NamespaceIdentity, Tier
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier.appliance.core.capacity.worth import KEPT_DAYS, SourcePrices, day_bill, reads_to_earn
+from kvtier.appliance.core.worth import KEPT_DAYS, SourcePrices, day_bill, reads_to_earn
 from kvtier.appliance.transfer.object_edge import EPOCH_DAYS
 from kvtier.sources.objects.lifecycle import rule_days
 
