@@ -10,7 +10,7 @@ from kvtier.appliance.core.worth import KEPT_DAYS, SourcePrices
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.block import NamespaceIdentity, Tier
 
-from ..rig import GEOMETRY, Rig, hashes
+from ..rig import CLIENT, GEOMETRY, Rig, hashes
 
 SIZE = 16  # blocks of a bundle
 BUNDLE_BYTES = SIZE * GEOMETRY.block_bytes
@@ -187,11 +187,12 @@ def test_prices_are_not_compared_before_prefill_is_known() -> None:
 @pytest.mark.parametrize(("of_all", "of_tenant"), [("eager", "off"), ("off", "eager")])
 def test_a_tenant_has_a_share_of_its_own(of_all: str, of_tenant: str) -> None:
     rig = Exporting(of_all, shares={"tenant:acme": of_tenant})
-    call = rig.call()
-    rig.do(ev.NamespaceRegistered(call, NamespaceIdentity(b"m" * 16, GEOMETRY, domain="tenant:acme/eu")))
-    others, rig.namespace_id = rig.namespace_id, rig.answer(call).namespace_id
     rig.put(hashes("a", SIZE))
-    assert len(rig.exports) == (of_tenant == "eager")
-    rig.namespace_id = others
+    assert len(rig.exports) == (of_all == "eager")
+    rig.do(ev.ClientGone(CLIENT, "gone"))
+    rig.do(ev.ClientOpened(CLIENT, "client", True, "tenant:acme"))
+    call = rig.call()
+    rig.do(ev.NamespaceRegistered(call, NamespaceIdentity(b"m" * 16, GEOMETRY, domain="tenant:acme")))
+    rig.namespace_id = rig.answer(call).namespace_id
     rig.put(hashes("b", SIZE))
     assert len(rig.exports) == 1
