@@ -20,7 +20,7 @@ from tests.distributions import tracked
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
-EXTRAS = ("server", "cli", "codecs", "encryption", "events", "otel")
+EXTRAS = ("server", "cli", "codecs", "encryption", "objects", "events", "otel")
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -118,7 +118,8 @@ def test_the_package_is_built_from_the_context_alone(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     [wheel] = (tmp_path / "wheels").glob("*.whl")
     modules = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {f"kvtier/{name}" for name in tracked() if name.startswith(("appliance/", "clients/", "tiers/"))}
+    folders = ("appliance/", "clients/", "policies/", "sources/", "tiers/")
+    wanted = {f"kvtier/{name}" for name in tracked() if name.startswith(folders)}
     assert wanted <= modules
     assert "kvtier/appliance/observability/page/index.html" in modules
 
