@@ -3,9 +3,8 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import IO, Any, TypeVar
+from collections.abc import Iterator
+from typing import IO, Any
 
 import click
 from rich.table import Table
@@ -17,19 +16,16 @@ from ...sources.objects.keys import BUNDLES, Epochs, bundle_key, bundle_names
 from ...sources.objects.layout import BundleError, BundleHead
 from ...sources.objects.lifecycle import rules
 from ...sources.objects.probe import StoreProbe
-from ...sources.objects.problems import StoreError
-from ...sources.objects.store import ObjectStore, StoreLimits
+from ...sources.objects.store import ObjectStore
 from ...tiers.base import CopyError
 from ...tiers.block import HASH_BYTES
 from ..config.tenants import domain_named
 from ..config.units import about_bytes, count
 from .inspect import outline
+from .objects_expire import expire
+from .objects_target import epoch_option, opened, store_arguments
 from .output import console, print_json
 from .target import Failed, json_option
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-#: For a person at a terminal; a cache waits less.
-LIMITS = StoreLimits(connect_s=5.0, idle_s=20.0, request_s=120.0, num_retries=3, retry_s=20.0)
 
 
 @click.group()
@@ -47,37 +43,7 @@ def objects() -> None:
     """
 
 
-def store_arguments(command: Command) -> Command:
-    """Give `command` the argument STORE and the option --endpoint."""
-    option = click.option(
-        "--endpoint",
-        default="",
-        metavar="URL",
-        help="Where an S3-compatible store answers.  [default: AWS_ENDPOINT_URL, or AWS]",
-    )
-    return click.argument("store", metavar="STORE")(option(command))
-
-
-def epoch_option(command: Command) -> Command:
-    """Give `command` the option --epoch-days."""
-    return click.option(
-        "--epoch-days",
-        type=click.IntRange(1, 365),
-        default=1,
-        show_default=True,
-        help="Days of an epoch: they decide which folders are read, and until when.",
-    )(command)
-
-
-@contextmanager
-def opened(address: str, endpoint: str) -> Iterator[ObjectStore]:
-    """Yield a store with a bucket that is there; problems inside become exits with a sentence."""
-    try:
-        store = ObjectStore(address, endpoint=endpoint, limits=LIMITS)
-        store.check_bucket()
-        yield store
-    except StoreError as error:
-        raise Failed(f"{address}: {error}") from error
+objects.add_command(expire)
 
 
 @objects.command()
@@ -377,7 +343,7 @@ def check(store: str, endpoint: str, epoch_days: int, as_json: bool) -> None:
             click.echo(f"rules that delete dead epochs, for this store's own tool:\n{wanted}")
         else:
             console().print(
-                "there are no lifecycle rules here: delete folders that `kvtier objects ls` calls dead"
+                "there are no lifecycle rules here: run `kvtier objects expire --delete` once a day"
             )
     if failed:
         raise Failed(f"{store} lacks: {', '.join(one.name for one in failed)}")

@@ -20,6 +20,7 @@ from .problems import StoreError
 from .store import ObjectStore
 
 TENANT: Final = "kvtier check"  # no daemon's: a tenant's name has a kind in front
+CLOCKS: Final = "v1/c/"  # objects that are deleted at once: when they were written is the store's time
 MAX_CLOCK_DIFFERENCE_S: Final = 3600.0
 _GROUPS, _GROUP_BYTES = 4, 50_000
 
@@ -118,11 +119,7 @@ class StoreProbe:
 
     def _compare_clocks(self) -> str:
         [stored] = self._store.objects(f"{str(self._key).rpartition('/')[0]}/")
-        seconds = self._clock() - stored.modified_at_s
-        if abs(seconds) <= MAX_CLOCK_DIFFERENCE_S:
-            return ""
-        ahead = "ahead of" if seconds > 0 else "behind"
-        return f"this host's clock is {abs(seconds) / 3600:.1f} hours {ahead} the store's; set it"
+        return _compared(self._clock() - stored.modified_at_s)
 
     def _judge_lifecycle(self) -> str:
         header = self._store.expiry(str(self._key))
@@ -133,6 +130,26 @@ class StoreProbe:
         self._store.delete(keys)
         left = [key for key in keys if self._store.size(key) is not None]
         return f"still there after a delete: {', '.join(left)}" if left else ""
+
+
+def clock_problem(store: ObjectStore, now_s: float) -> str:
+    """Return how the store's clock differs from `now_s`; empty within an hour.
+    Stores an empty object and deletes it. Raises StoreError."""
+    folder = f"{CLOCKS}{secrets.token_hex(16)}/"
+    key = f"{folder}0"
+    store.create(key, memoryview(b""))
+    try:
+        [stored] = store.objects(folder)
+    finally:
+        store.delete([key])
+    return _compared(now_s - stored.modified_at_s)
+
+
+def _compared(seconds: float) -> str:
+    if abs(seconds) <= MAX_CLOCK_DIFFERENCE_S:
+        return ""
+    ahead = "ahead of" if seconds > 0 else "behind"
+    return f"this host's clock is {abs(seconds) / 3600:.1f} hours {ahead} the store's; set it"
 
 
 def _small_bundle() -> tuple[npt.NDArray[np.uint8], BundleChain]:

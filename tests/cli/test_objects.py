@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from kvtier.appliance.cli import objects_expire
 from kvtier.appliance.cli.app import cli
-from kvtier.sources.objects.keys import Epochs, bundle_key
+from kvtier.sources.objects.keys import HOST_HEX, Epochs, ManifestKey, bundle_key
 from kvtier.sources.objects.store import ObjectStore
 from tests.sources.objects.bundles import RED, make_bundle
 from tests.sources.objects.gateway import Gateway
@@ -181,7 +182,7 @@ def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     assert {one["problem"] for one in answer["results"]} == {""}
     assert answer["rules"] is None
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    assert "delete folders that" in run("check", f"file://{tmp_path}").stdout
+    assert "run `kvtier objects expire --delete`" in run("check", f"file://{tmp_path}").stdout
 
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
@@ -216,3 +217,46 @@ def test_a_real_gateway_is_tried_and_its_rules_are_compared(
     assert longer.exit_code == 1
     assert "what is read for up to 21" in longer.stdout
     assert json.loads(run("ls", address, "--json").stdout)["folders"] == []
+
+
+def test_what_is_dead_is_listed_and_deleted_only_when_told_so(tmp_path: Path) -> None:
+    keys = filled(tmp_path)
+    manifest = ManifestKey(OLD, 1_577_836_800, "0" * HOST_HEX)
+    ObjectStore(f"file://{tmp_path}").create(str(manifest), memoryview(b"manifest"))
+    dead = {f"v1/b/{OLD}/": 1, f"v1/m/{OLD}/": 1}
+    listed = run("expire", f"file://{tmp_path}")
+    assert [line.split(" ")[0] for line in listed.stdout.splitlines()[:2]] == [*dead]
+    assert "would be deleted" in listed.stdout
+    answer = json.loads(run("expire", f"file://{tmp_path}", "--json").stdout)
+    assert {row["folder"]: row["num_objects"] for row in answer["folders"]} == dead
+    assert stored(tmp_path) == {*keys, str(manifest)}
+    answer = json.loads(run("expire", f"file://{tmp_path}", "--delete", "--json").stdout)
+    assert answer["is_deleted"]
+    assert {row["folder"]: row["num_objects"] for row in answer["folders"]} == dead
+    assert stored(tmp_path) == {key for key in keys if FUTURE in key}
+    assert run("expire", f"file://{tmp_path}").stdout == "no epoch is dead\n"
+
+
+def test_a_large_epoch_is_deleted_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects_expire, "BATCH", 2)
+    filled(tmp_path)
+    store = ObjectStore(f"file://{tmp_path}")
+    for number in range(4):
+        store.create(f"v1/b/{OLD}/{number}", memoryview(b"x"))
+    answer = json.loads(run("expire", f"file://{tmp_path}", "--delete", "--json").stdout)
+    assert [row["num_objects"] for row in answer["folders"]] == [5]
+    assert not any(OLD in key for key in stored(tmp_path))
+
+
+def test_nothing_is_deleted_by_a_clock_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = filled(tmp_path)
+    monkeypatch.setattr(objects_expire.time, "time", lambda: time.monotonic() + 5e9)  # the year 2128
+    refused = run("expire", f"file://{tmp_path}", "--delete")
+    assert refused.exit_code == 1
+    assert "hours ahead of the store's; set it; nothing was deleted" in refused.stderr
+    assert stored(tmp_path) == set(keys)
+
+
+def stored(folder: Path) -> set[str]:
+    """Return the keys of a store in a folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
