@@ -250,7 +250,7 @@ def test_a_large_epoch_is_deleted_in_parts(tmp_path: Path, monkeypatch: pytest.M
 
 def test_nothing_is_deleted_by_a_clock_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = filled(tmp_path)
-    monkeypatch.setattr(objects_expire.time, "time", lambda: time.monotonic() + 5e9)  # the year 2128
+    monkeypatch.setattr(time, "time", lambda: time.monotonic() + 5e9)  # the year 2128
     refused = run("expire", f"file://{tmp_path}", "--delete")
     assert refused.exit_code == 1
     assert "hours ahead of the store's; set it; nothing was deleted" in refused.stderr
