@@ -99,7 +99,7 @@ def test_what_is_completed_cannot_be_called_otherwise() -> None:
     """The names of all commands and options are those of the commands themselves."""
 
     def names(command: click.Command) -> object:
-        own = {option for param in command.params for option in param.opts}
+        own = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
         if not isinstance(command, click.Group):
             return own
         with click.Context(command) as context:

@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,9 +36,12 @@ def shape(value: Any) -> Any:
     return "value"
 
 
-def test_the_snapshot_is_what_its_page_says(start: Start) -> None:
-    shown = start()
+def test_the_snapshot_is_what_its_page_says(start: Start, tmp_path: Path) -> None:
+    prices = {"gb_month": 0.02, "thousand_puts": 0.005}
+    (tmp_path / "store").mkdir()
+    shown = start(objects={"url": f"file://{tmp_path}/store", "price": prices})
     use(shown)
+    shown.until(lambda: shown.snapshot()["source"]["requests"] != [])
     documented = json.loads(DOCUMENT.split("```json")[1].split("```")[0])
     found = shown.snapshot()
     found["tiers"] = [tier for tier in found["tiers"] if tier["tier"] == "dram"]

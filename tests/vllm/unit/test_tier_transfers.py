@@ -133,7 +133,7 @@ def test_a_load_stops_where_something_is_gone(appliance: FakeAppliance) -> None:
 
 
 def test_large_loads_and_long_chains_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 3 * ROW_BYTES)
+    monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 9 * ROW_BYTES)  # pieces of 8: a bundle of a source
     appliance = FakeAppliance(64 * ROW_BYTES, max_blocks_per_request=8)
     rows, into = pool(), np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
     job = TierJob(1, (run(range(NUM_ROWS), range(NUM_ROWS)),))
@@ -141,7 +141,7 @@ def test_large_loads_and_long_chains_go_in_pieces(monkeypatch: pytest.MonkeyPatc
         assert transfers_of(client, rows).store(job).is_complete
         num_calls = len(appliance.calls)
         assert transfers_of(client, into).load(job).is_complete
-        assert appliance.calls[num_calls:].count("Acquire") == -(-NUM_ROWS // 3)
+        assert appliance.calls[num_calls:].count("Acquire") == NUM_ROWS // 8
         assert np.array_equal(into, rows)
         keys = [key(n) for n in range(NUM_ROWS)]
         assert transfers_of(client, into).probe(keys, is_ascending) == set(keys)
@@ -150,13 +150,14 @@ def test_large_loads_and_long_chains_go_in_pieces(monkeypatch: pytest.MonkeyPatc
 def test_a_gap_ends_a_load_that_goes_in_pieces(
     monkeypatch: pytest.MonkeyPatch, appliance: FakeAppliance
 ) -> None:
-    monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 2 * ROW_BYTES)
+    monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 8 * ROW_BYTES)
     into = np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
     with appliance.client() as client:
-        transfers_of(client, pool()).store(TierJob(1, (run((0, 1, 2), (0, 1, 2)), run((4, 5), (4, 5)))))
-        done = transfers_of(client, into).load(TierJob(2, (run(range(6), range(6)),)))
-        assert done.keys == tuple(key(n) for n in range(3))
-        assert not into[3:].any()
+        stored = run(range(11), range(11)), run(range(12, 24), range(12, 24))
+        transfers_of(client, pool()).store(TierJob(1, stored))
+        done = transfers_of(client, into).load(TierJob(2, (run(range(24), range(24)),)))
+        assert done.keys == tuple(key(n) for n in range(11))
+        assert not into[11:].any()
 
 
 def test_probing_goes_behind_gaps_only_for_windows(appliance: FakeAppliance) -> None:
