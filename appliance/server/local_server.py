@@ -263,8 +263,8 @@ class LocalServer:
             connection.reply_error(frame, _bug(frame))
         connection.flush()
         connection.resume()
-        if connection in self._strangers:  # it was told why
-            connection.close("of no tenant")
+        if connection.caller.client is None:  # it was told why; another attempt is another connection
+            connection.close("of no tenant" if connection in self._strangers else "not attached")
 
     async def _open_client(
         self, connection: LocalConnection, frame: Frame, request: local_pb2.AttachRequest

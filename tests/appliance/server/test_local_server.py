@@ -180,6 +180,19 @@ def test_who_is_being_attached_is_not_cut_off(
         assert ends(served) == {}
 
 
+def test_a_connection_whose_attach_was_refused_is_closed(tmp_path: Path) -> None:
+    """Before: it stayed for ever when it was being attached after 5 s, and took the place of another one."""
+    with DaemonThread(small_settings(tmp_path, limits={"max_clients": 2})) as served:
+        with RawClient(path_of(served)) as one, RawClient(path_of(served)) as two:
+            for refused in (one, two):
+                with pytest.raises(Refused, match="may not have a ':'"):
+                    refused.attach("a:b")
+                expect_closed(refused)
+            until(served, lambda: ends(served) == {"not attached": 2})
+            with RawClient(path_of(served)) as third:
+                third.attach()
+
+
 def test_connections_are_bounded(tmp_path: Path) -> None:
     with DaemonThread(small_settings(tmp_path, limits={"max_clients": 2})) as served:
         with RawClient(path_of(served)) as one, RawClient(path_of(served)) as two:
