@@ -2,7 +2,8 @@
 
 A frame that came whole is answered before the next one is looked at, mostly within the same wake-up of
 the event loop: receive, decode, plan, encode, send, without a task or a future. That is why raw non-blocking
-sockets are used: asyncio's streams cost two more turns of the loop per call.
+sockets are used: asyncio's streams cost two more turns of the loop per call. Where there is more to do,
+connections take turns (local_turns.py).
 
 The peer is bounded in what it may make us keep: while it does not read its answers, nothing more is read
 from it, and answers that arrive meanwhile may gather up to MAX_UNSENT_BYTES.
@@ -19,16 +20,20 @@ from time import perf_counter
 
 from google.protobuf.message import Message
 
+from ...tiers.block import tenant_of
 from ...v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
 from ..errors import REASONS, ApplianceError, error, to_detail
 from ..security.callers import Caller
+from ..security.rights import limited_calls
 from .call_latency import LOCAL, OK, TRACEPARENT, CallLatencies
+from .local_turns import Turns
 from .ports import StreamedAnswers
 
 log = logging.getLogger(__name__)
 
 NAMES = {method: "".join(map(str.capitalize, method.name.split("_"))) for method in Method}
 
+LIMITED_CALLS = limited_calls()
 RECEIVE_BYTES = 256 << 10
 MAX_UNSENT_BYTES = 2 * MAX_PAYLOAD_BYTES
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
@@ -44,6 +49,7 @@ class LocalConnection:
         answer: Callable[["LocalConnection", Frame], None],
         on_close: Callable[["LocalConnection", str], None],
         call_latencies: CallLatencies,
+        turns: Turns,
     ) -> None:
         self.caller = Caller()  # without a client until it attached
         self.pid, self.uid, self.gid = peer_of(connection)
@@ -53,9 +59,11 @@ class LocalConnection:
         self._answer = answer
         self._on_close = on_close
         self._call_latencies = call_latencies
+        self._turns = turns
+        self.waits_since_ns: int | None = None  # for its turn
+        self._is_held = False  # nothing is read until what waits was answered
         self._began: dict[int, float] = {}  # calls that are not answered, by number
         self._decoder = Decoder()
-        self._frames: deque[Frame] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._num_unsent_bytes = 0
         self._is_writing = False
@@ -69,7 +77,17 @@ class LocalConnection:
 
     # ------------------------------------------------------------------------------------- in
 
+    @property
+    def lane(self) -> str:
+        """Name of the lane in which this connection waits: its tenant; without one, its user id."""
+        client = self.caller.client
+        return (tenant_of(client.domain) if client is not None else "") or f"uid {self.uid}"
+
     def _on_readable(self) -> None:
+        if self.waits_since_ns is not None:
+            self._is_held = True
+            self._loop.remove_reader(self._socket)
+            return
         try:
             data = self._socket.recv(RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -80,24 +98,40 @@ class LocalConnection:
         if not data:
             self.close("closed")
             return
+        self._decoder.append(data)
+        self._turns.serve(self)
+
+    def answer_next(self, refusal: ApplianceError | None = None) -> bool:
+        """Answer the next frame that arrived whole; return False when there is none to answer now.
+
+        A call that gives nothing back is answered with `refusal`, if there is one.
+        """
+        if self._num_pauses or self.closed:
+            return False
         try:
-            self._frames.extend(self._decoder.feed(data))
+            frame = self._decoder.take()
         except ValueError as problem:
             log.warning("local client of pid %d: %s; closing", self.pid, problem)
             self.close("malformed frame")
-            return
-        self._serve()
+            return False
+        if frame is None:
+            return False
+        self._began[frame.call] = perf_counter()
+        if refusal is not None and frame.method in LIMITED_CALLS:
+            self.reply_error(frame, refusal)
+        elif frame.flags & Flag.TRACED:
+            self._answer_traced(frame)
+        else:
+            self._answer(self, frame)
+        return True
 
-    def _serve(self) -> None:
-        """Answer what has arrived whole, then send all answers together."""
-        while self._frames and not self._num_pauses and not self.closed:
-            frame = self._frames.popleft()
-            self._began[frame.call] = perf_counter()
-            if frame.flags & Flag.TRACED:
-                self._answer_traced(frame)
-            else:
-                self._answer(self, frame)
-        self.flush()
+    def end_wait(self) -> None:
+        """Take note that nothing waits to be answered any longer; read again."""
+        self.waits_since_ns = None
+        if self._is_held:
+            self._is_held = False
+            if not self._num_pauses and not self.closed:
+                self._loop.add_reader(self._socket, self._on_readable)
 
     def _answer_traced(self, frame: Frame) -> None:
         """Answer a frame that says which trace it belongs to: what is planned meanwhile does, too."""
@@ -119,8 +153,8 @@ class LocalConnection:
         self._num_pauses -= 1
         if self._num_pauses == 0 and not self.closed:
             self._loop.add_reader(self._socket, self._on_readable)
-            if self._frames:
-                self._loop.call_soon(self._serve)
+            if self._decoder.num_bytes:
+                self._loop.call_soon(self._turns.serve, self)
 
     # ------------------------------------------------------------------------------------ out
 
@@ -214,7 +248,7 @@ class LocalConnection:
         for task in self._streams:
             task.cancel()
         self._began.clear()
-        self._frames.clear()
+        self._decoder = Decoder()
         for _, fds in self._unsent:
             _close_all(fds)
         self._unsent.clear()

@@ -89,24 +89,35 @@ class Decoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes were fed and not taken out."""
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> list[Frame]:
-        """Append `data` and return the frames completed by it.
+        """Append `data` and return the frames completed by it. Raises ValueError as `take` does."""
+        self.append(data)
+        return list(iter(self.take, None))
+
+    def append(self, data: bytes) -> None:
+        """Append `data`, without a look at it."""
+        self._buffer += data
+
+    def take(self) -> Frame | None:
+        """Take out the next frame; return None when it has not come whole.
 
         Raises ValueError when the peer announces more than MAX_PAYLOAD_BYTES or an unknown method: the
         stream cannot be trusted any further and must be closed.
         """
-        self._buffer += data
-        frames = []
-        start = 0
-        while len(self._buffer) - start >= HEADER.size:
-            length, method, flags, call = HEADER.unpack_from(self._buffer, start)
-            if length > MAX_PAYLOAD_BYTES:
-                raise ValueError(f"frame of {length} bytes, limit {MAX_PAYLOAD_BYTES}")
-            end = start + HEADER.size + length
-            if len(self._buffer) < end:
-                break
-            payload = bytes(memoryview(self._buffer)[start + HEADER.size : end])
-            frames.append(Frame(Method(method), Flag(flags), call, payload))
-            start = end
-        del self._buffer[:start]
-        return frames
+        buffer = self._buffer
+        if len(buffer) < HEADER.size:
+            return None
+        length, method, flags, call = HEADER.unpack_from(buffer)
+        if length > MAX_PAYLOAD_BYTES:
+            raise ValueError(f"frame of {length} bytes, limit {MAX_PAYLOAD_BYTES}")
+        end = HEADER.size + length
+        if len(buffer) < end:
+            return None
+        payload = bytes(memoryview(buffer)[HEADER.size : end])
+        del buffer[:end]
+        return Frame(Method(method), Flag(flags), call, payload)

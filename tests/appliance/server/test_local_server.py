@@ -18,6 +18,7 @@ import pytest
 from kvtier.appliance.server import local_connection, local_server
 from kvtier.appliance.server.call_latency import CallLatencies
 from kvtier.appliance.server.local_connection import LocalConnection
+from kvtier.appliance.server.local_turns import Turns
 from kvtier.tiers.base import Cause, CopyError
 from kvtier.tiers.block import Tier
 from kvtier.tiers.memory.staging import StagingExtent
@@ -183,14 +184,14 @@ def test_who_is_being_attached_is_not_cut_off(
 def test_a_connection_whose_attach_was_refused_is_closed(tmp_path: Path) -> None:
     """Before: it stayed for ever when it was being attached after 5 s, and took the place of another one."""
     with DaemonThread(small_settings(tmp_path, limits={"max_clients": 2})) as served:
-        with RawClient(path_of(served)) as one, RawClient(path_of(served)) as two:
-            for refused in (one, two):
+        for _ in range(3):
+            with RawClient(path_of(served)) as refused:
                 with pytest.raises(Refused, match="may not have a ':'"):
                     refused.attach("a:b")
                 expect_closed(refused)
-            until(served, lambda: ends(served) == {"not attached": 2})
-            with RawClient(path_of(served)) as third:
-                third.attach()
+        until(served, lambda: ends(served) == {"not attached": 3})
+        with RawClient(path_of(served)) as another:
+            another.attach()
 
 
 def test_connections_are_bounded(tmp_path: Path) -> None:
@@ -325,7 +326,7 @@ def test_descriptors_that_wait_to_be_sent_stay_what_they_were() -> None:
     async def main() -> None:
         ours, peer = socket.socketpair()
         ours.setblocking(False)
-        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, CallLatencies())
+        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, CallLatencies(), Turns())
         frame = Frame(Method.MAP_EXTENTS, Flag.NONE, 1, b"")
         connection.reply(frame, pb.GetServerInfoResponse(version="x" * (2 << 20)), last=False)
         connection.flush()
@@ -365,7 +366,7 @@ def test_descriptors_that_were_never_sent_are_closed() -> None:
     async def main() -> None:
         ours, peer = socket.socketpair()
         ours.setblocking(False)
-        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, CallLatencies())
+        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, CallLatencies(), Turns())
         frame = Frame(Method.MAP_EXTENTS, Flag.NONE, 1, b"")
         extent = os.memfd_create("kvtier-unsent")
         for _ in range(3):
