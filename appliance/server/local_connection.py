@@ -102,7 +102,7 @@ class LocalConnection:
         self._turns.serve(self)
 
     def answer_next(self, refusal: ApplianceError | None = None) -> bool:
-        """Answer the next frame that arrived whole; return False when there is none to answer now.
+        """Answer the next frame that arrived whole; return whether there may be another one to answer now.
 
         A call that gives nothing back is answered with `refusal`, if there is one.
         """
@@ -123,7 +123,7 @@ class LocalConnection:
             self._answer_traced(frame)
         else:
             self._answer(self, frame)
-        return True
+        return self._decoder.num_bytes > 0
 
     def end_wait(self) -> None:
         """Take note that nothing waits to be answered any longer; read again."""

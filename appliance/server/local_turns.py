@@ -33,7 +33,7 @@ class TurnTaker(Protocol):
         """Name of the lane in which it waits."""
 
     def answer_next(self, refusal: ApplianceError | None = None) -> bool:
-        """Answer the next frame, with `refusal` if it may be refused; return False when there is none."""
+        """Answer the next frame, with `refusal` if it may be refused; return whether there may be more."""
 
     def flush(self) -> None:
         """Send what was answered."""
@@ -82,8 +82,9 @@ class Turns:
         if self._is_scheduled:
             self._wait(connection)
             return
-        began_at, left_s = perf_counter(), BUDGET_S - self._spent_s
-        while (may_have_more := connection.answer_next()) and perf_counter() - began_at < left_s:
+        began_at = perf_counter()
+        ends_at = began_at + BUDGET_S - self._spent_s
+        while (may_have_more := connection.answer_next()) and perf_counter() < ends_at:
             pass
         connection.flush()
         self._spent_s += perf_counter() - began_at
@@ -115,8 +116,9 @@ class Turns:
         lane.last_turn = self._turn
         connection = lane.connections.popleft()
         assert connection.waits_since_ns is not None
-        if connection.answer_next(lane.refusal(connection.waits_since_ns, perf_counter_ns())):
-            connection.flush()
+        may_have_more = connection.answer_next(lane.refusal(connection.waits_since_ns, perf_counter_ns()))
+        connection.flush()
+        if may_have_more:
             lane.connections.append(connection)
         else:
             connection.end_wait()
