@@ -24,7 +24,6 @@ from ...tiers.block import tenant_of
 from ...v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
 from ..errors import REASONS, ApplianceError, error, to_detail
 from ..security.callers import Caller
-from ..security.rights import limited_calls
 from .call_latency import LOCAL, OK, TRACEPARENT, CallLatencies
 from .local_turns import Turns
 from .ports import StreamedAnswers
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 
 NAMES = {method: "".join(map(str.capitalize, method.name.split("_"))) for method in Method}
 
-LIMITED_CALLS = limited_calls()
 RECEIVE_BYTES = 256 << 10
 MAX_UNSENT_BYTES = 2 * MAX_PAYLOAD_BYTES
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
@@ -60,7 +58,7 @@ class LocalConnection:
         self._on_close = on_close
         self._call_latencies = call_latencies
         self._turns = turns
-        self.waits_since_ns: int | None = None  # for its turn
+        self.is_waiting = False  # for its turn
         self._is_held = False  # nothing is read until what waits was answered
         self._began: dict[int, float] = {}  # calls that are not answered, by number
         self._decoder = Decoder()
@@ -84,7 +82,7 @@ class LocalConnection:
         return (tenant_of(client.domain) if client is not None else "") or f"uid {self.uid}"
 
     def _on_readable(self) -> None:
-        if self.waits_since_ns is not None:
+        if self.is_waiting:
             self._is_held = True
             self._loop.remove_reader(self._socket)
             return
@@ -101,11 +99,8 @@ class LocalConnection:
         self._decoder.append(data)
         self._turns.serve(self)
 
-    def answer_next(self, refusal: ApplianceError | None = None) -> bool:
-        """Answer the next frame that arrived whole; return whether there may be another one to answer now.
-
-        A call that gives nothing back is answered with `refusal`, if there is one.
-        """
+    def answer_next(self) -> bool:
+        """Answer the next frame that arrived whole; return whether there may be another one to answer now."""
         if self._num_pauses or self.closed:
             return False
         try:
@@ -117,9 +112,7 @@ class LocalConnection:
         if frame is None:
             return False
         self._began[frame.call] = perf_counter()
-        if refusal is not None and frame.method in LIMITED_CALLS:
-            self.reply_error(frame, refusal)
-        elif frame.flags & Flag.TRACED:
+        if frame.flags & Flag.TRACED:
             self._answer_traced(frame)
         else:
             self._answer(self, frame)
@@ -127,7 +120,7 @@ class LocalConnection:
 
     def end_wait(self) -> None:
         """Take note that nothing waits to be answered any longer; read again."""
-        self.waits_since_ns = None
+        self.is_waiting = False
         if self._is_held:
             self._is_held = False
             if not self._num_pauses and not self.closed:

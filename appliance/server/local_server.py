@@ -32,10 +32,11 @@ from ..errors import ApplianceError, StartError, error
 from ..security import request_checks as checks
 from ..security.callers import Caller, CallRates, domain_in
 from ..security.principals import Authenticator
+from ..security.rights import limited_calls
 from ..transfer.lanes import Route
 from .cache_service import CacheService
 from .intent_service import IntentService
-from .local_connection import LIMITED_CALLS, LocalConnection, peer_of
+from .local_connection import LocalConnection, peer_of
 from .local_turns import Turns
 from .open_domains import OpenDomains
 from .ports import PagesPort
@@ -50,6 +51,7 @@ MAX_PREFAULTS = 2  # at a time: they take threads that others need, too
 MIN_STAGING_BYTES = 4 << 20  # less than this is refused rather than given, unless less is wanted
 ATTACH_TIMEOUT_S = 5.0
 REST_S = 1.0  # after a connection could not be accepted
+LIMITED_CALLS = limited_calls()
 
 PAGE_CALLS = frozenset(method for method in Method if method.name.endswith("_PAGES"))
 

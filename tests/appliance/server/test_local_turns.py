@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from kvtier.appliance.server import admission, local_connection, local_turns
+from kvtier.appliance.server import local_connection, local_turns
 from kvtier.appliance.server.local_connection import LocalConnection
 from kvtier.appliance.server.local_server import LocalServer
 from kvtier.v1 import kvcache_pb2 as pb
-from kvtier.v1 import types_pb2
 from kvtier.v1.local import Decoder, Flag, Frame, Method, encode
 
 from ..conftest import small_settings
@@ -163,36 +162,3 @@ def test_nothing_is_read_from_a_connection_that_waits(
         while not flood.receive().flags & Flag.LAST:
             pass
     assert max(kept) <= 2 * 1024
-
-
-def test_calls_that_wait_too_long_are_refused_but_not_those_that_give_back(
-    served: DaemonThread, answered: Answered, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admission, "MAX_DELAY_NS", -1)
-    monkeypatch.setattr(admission, "BURST_NS", -1)
-    with attached(served, "flood") as flood:
-        release = pb.ReleaseRequest(lease_ids=[1])
-        calls = [
-            encode(Frame(method, Flag.NONE, number, request.SerializeToString()))
-            for number in range(100, 150)
-            for method, request in ((Method.LOOKUP, LOOKUP), (Method.RELEASE, release))
-        ]
-        with stopped(served):
-            flood.socket.sendall(b"".join(calls))
-        frames = [flood.receive() for _ in range(100)]
-        problems = [
-            types_pb2.ErrorDetail.FromString(frame.payload)
-            for frame in frames
-            if frame.method is Method.LOOKUP
-        ]
-        refused = [one for one in problems if one.reason == "TOO_MANY_IN_FLIGHT"]
-        assert {one.reason for one in problems} == {"TOO_MANY_IN_FLIGHT", "UNKNOWN_NAMESPACE"}
-        assert 35 <= len(refused) <= 45
-        assert all(0 <= one.retry_after_ms <= 1000 for one in refused)
-        assert not any(frame.flags & Flag.ERROR for frame in frames if frame.method is Method.RELEASE)
-        monkeypatch.setattr(admission, "BURST_NS", 1 << 62)
-        with stopped(served):
-            flood.socket.sendall(b"".join(calls))
-        frames = [flood.receive() for _ in range(100)]
-        reasons = [types_pb2.ErrorDetail.FromString(f.payload).reason for f in frames if f.flags & Flag.ERROR]
-        assert reasons == 50 * ["UNKNOWN_NAMESPACE"], "clients that start together are no overload"
