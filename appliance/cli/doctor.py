@@ -9,7 +9,7 @@ import grpc
 
 from ...v1 import admin_pb2
 from ...v1.admin_pb2_grpc import AdminServiceStub
-from ..preflight.facts import Facts, RunningDaemon
+from ..preflight.facts import BundleWorth, Facts, RunningDaemon
 from ..preflight.table import examine
 from ..preflight.verdicts import Check, CheckVerdict
 from . import EXIT_FAILED, EXIT_OK
@@ -64,6 +64,10 @@ def ask_daemon(target: str, was_named: bool) -> RunningDaemon:
         draining=status.draining,
         problems=tuple(audit.problems),
         backends=backends,
+        bundles=tuple(
+            BundleWorth(one.namespace_id, one.fetch_s, one.recompute_s, one.reads_to_earn)
+            for one in status.source.bundles
+        ),
     )
 
 

@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import grpc
 from google import protobuf
 
 from ... import __version__
 from ...sources.objects.fleet_keys import FleetKeys
+from ...sources.objects.probe import ProbeResult, StoreProbe
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore, StoreLimits
 from ...tiers.cold.mounts import filesystem_of
@@ -40,9 +42,13 @@ from ...tiers.gpu.device.topology import GpuPlace, gpus, with_nvlinks
 from ...v1.addresses import socket_path
 from ..config import Settings
 from ..config.host_memory import read_number, read_text
+from ..transfer.object_edge import EPOCH_DAYS
 from . import probes
 from .certificates import TlsFiles, gather_tls
 from .probes import Node
+
+#: A person waits for the doctor.
+TRIAL_LIMITS: Final = StoreLimits(connect_s=3.0, idle_s=5.0, request_s=20.0, num_retries=1, retry_s=5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,15 @@ class MasterKeyFile:
     wraps: Mapping[str, int]  # data keys in keys.json by the id of their master key; empty id: not said
 
 
+class BundleWorth(NamedTuple):
+    """What a bundle of one namespace costs; the message of this name says more."""
+
+    namespace_id: int
+    fetch_s: float
+    recompute_s: float
+    reads_to_earn: float
+
+
 @dataclass(frozen=True, slots=True)
 class RunningDaemon:
     """A running daemon, or why there is none."""
@@ -136,6 +151,16 @@ class RunningDaemon:
     draining: bool = False
     problems: tuple[str, ...] = ()
     backends: dict[str, str] = field(default_factory=dict)  # by tier
+    bundles: tuple[BundleWorth, ...] = ()  # of an object store, by namespace
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTrial:
+    """How trying the object store of the settings went."""
+
+    url: str
+    error: str  # empty: it answers; with the fix
+    results: tuple[ProbeResult, ...] = ()
 
 
 class Facts:
@@ -197,10 +222,26 @@ class Facts:
         return probes.missing_modules()
 
     @cached_property
+    def object_store(self) -> StoreTrial | None:
+        """Return how trying the object store went, which stores a small bundle; None without one."""
+        url = self._settings.object.url
+        return try_store(url) if url else None
+
+    @cached_property
     def is_http_free(self) -> bool:
         """Return whether the address of `observe.http` can be listened at."""
         address = self._settings.observe.http_address
         return address is None or probes.may_listen(address.host, address.port)
+
+
+def try_store(url: str) -> StoreTrial:
+    """Try what `kvtier objects check` tries."""
+    try:
+        store = ObjectStore(url, limits=TRIAL_LIMITS)
+        store.check_bucket()
+        return StoreTrial(url, "", tuple(StoreProbe(store, EPOCH_DAYS).results()))
+    except StoreError as problem:
+        return StoreTrial(url, str(problem))
 
 
 def gather_host() -> Host:

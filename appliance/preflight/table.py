@@ -31,6 +31,7 @@ from .checks_host import (
 )
 from .checks_places import check_daemon, check_directory, check_http, check_listen
 from .checks_settings import check_policies, check_quotas, check_tcp_address
+from .checks_store import check_store, judge_worth
 from .facts import Facts
 from .verdicts import Check, CheckVerdict
 
@@ -84,6 +85,8 @@ CHECKS = (
     CheckRow(Scope.HOST, check_fleet_keys),
     CheckRow(Scope.HOST, lambda facts, s: check_directory(facts.directory, s, facts.daemon.reachable)),
     CheckRow(Scope.DOCTOR, lambda facts, _: check_daemon(facts.daemon, facts.versions)),
+    CheckRow(Scope.DOCTOR, lambda facts, _: check_store(facts.object_store)),
+    CheckRow(Scope.DOCTOR, lambda facts, _: judge_worth(facts.daemon.bundles)),
 )
 START = (Scope.SETTINGS, Scope.FILES, Scope.HOST)
 RELOAD = (Scope.SETTINGS, Scope.FILES)

@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from ... import __version__
 from ...v1 import admin_pb2 as pb
 from ..core import events
 from ..core.results import EvictResult, Refusal
+from ..core.worth import reads_to_earn
 from ..errors import error, from_refusal
 from ..security import request_checks as checks
 from ..security.callers import Caller
@@ -18,6 +20,7 @@ from .ports import ObservabilityPort, ReloadPort
 from .tenant_admin import TenantAdmin
 from .verify_service import scrub_status
 
+MAX_WORTHS = 16  # namespaces of which a status tells what their bundles cost
 MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
 
 
@@ -111,7 +114,25 @@ class AdminService:
 
     def _source_status(self) -> pb.SourceStatus | None:
         source = self._observability.source_status()
-        return None if source is None else pb.SourceStatus(**source)
+        return None if source is None else pb.SourceStatus(**source, bundles=self._bundle_worths())
+
+    def _bundle_worths(self) -> list[pb.BundleWorth]:
+        """Return what bundles cost to fetch and to compute, of the first namespaces."""
+        planner, found = self._service.planner, []
+        prices = planner.core.options.prices
+        for namespace in islice(planner.catalog.namespaces.values(), MAX_WORTHS):
+            if (seconds := planner.fetches.bundle_seconds(namespace)) is not None:
+                num_bytes = planner.source_index.num_blocks(namespace) * namespace.block_bytes
+                reads = reads_to_earn(prices, num_bytes, seconds[1])
+                found.append(
+                    pb.BundleWorth(
+                        namespace_id=namespace.id,
+                        fetch_s=seconds[0],
+                        recompute_s=seconds[1],
+                        reads_to_earn=reads,
+                    )
+                )
+        return found
 
     def get_policy(self, caller: Caller, request: pb.GetPolicyRequest) -> pb.GetPolicyResponse:
         """Return the status of the policy in force and the value and source of each setting."""

@@ -118,8 +118,7 @@ class StoreProbe:
         return "" if found == self._stored else "what was stored came back as something else"
 
     def _compare_clocks(self) -> str:
-        [stored] = self._store.objects(f"{str(self._key).rpartition('/')[0]}/")
-        return _compared(self._clock() - stored.modified_at_s)
+        return _clock_problem(self._store, str(self._key), self._clock())
 
     def _judge_lifecycle(self) -> str:
         header = self._store.expiry(str(self._key))
@@ -139,13 +138,18 @@ def clock_problem(store: ObjectStore, now_s: float) -> str:
     key = f"{folder}0"
     store.create(key, memoryview(b""))
     try:
-        [stored] = store.objects(folder)
+        return _clock_problem(store, key, now_s)
     finally:
         store.delete([key])
-    return _compared(now_s - stored.modified_at_s)
 
 
-def _compared(seconds: float) -> str:
+def _clock_problem(store: ObjectStore, key: str, now_s: float) -> str:
+    """Return how the time at which `key` was just stored differs from `now_s`."""
+    folder = f"{key.rpartition('/')[0]}/"
+    written_at_s = next((one.modified_at_s for one in store.objects(folder) if one.key == key), None)
+    if written_at_s is None:
+        return "the store's clock is not known: a listing does not show what was stored"
+    seconds = now_s - written_at_s
     if abs(seconds) <= MAX_CLOCK_DIFFERENCE_S:
         return ""
     ahead = "ahead of" if seconds > 0 else "behind"

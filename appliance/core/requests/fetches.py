@@ -252,6 +252,14 @@ class Fetches:
         recompute_s = costs.recompute_s(namespace.id, position, num_blocks)
         return recompute_s if load_anyway or self._fetch_s(num_bytes) < recompute_s else 0.0
 
+    def bundle_seconds(self, namespace: NamespaceEntry) -> tuple[float, float] | None:
+        """Return (fetch_s, recompute_s) of the first bundle of a chain, None before prefill was measured."""
+        costs, num_blocks = self._core.costs, self._index.num_blocks(namespace)
+        if costs.prefill_speed(namespace.id)[1] == "geometry":
+            return None
+        fetch_s = LATENCY_S + num_blocks * namespace.block_bytes / self._speed()
+        return fetch_s, costs.recompute_s(namespace.id, 0, num_blocks)
+
     def _fetch_s(self, num_bytes: int) -> float:
         return LATENCY_S + (self._bytes_in_flight + num_bytes) / self._speed()
 

@@ -349,6 +349,7 @@ class SourceStatus(_message.Message):
     EXPORTED_DAY_BYTES_FIELD_NUMBER: _builtins.int
     DAILY_BYTES_FIELD_NUMBER: _builtins.int
     DAY_DOLLARS_FIELD_NUMBER: _builtins.int
+    BUNDLES_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """object.url"""
     is_open: _builtins.bool
@@ -382,6 +383,10 @@ class SourceStatus(_message.Message):
     def day_dollars(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """of the last 24 hours, by reason; only those with an object.price"""
 
+    @_builtins.property
+    def bundles(self) -> _containers.RepeatedCompositeFieldContainer[Global___BundleWorth]:
+        """of 16 namespaces at most, those with a known prefill speed"""
+
     def __init__(
         self,
         *,
@@ -400,16 +405,49 @@ class SourceStatus(_message.Message):
         exported_day_bytes: _builtins.int = ...,
         daily_bytes: _builtins.int | None = ...,
         day_dollars: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        bundles: _abc.Iterable[Global___BundleWorth] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes", "daily_bytes", b"daily_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes", "address", b"address", "daily_bytes", b"daily_bytes", "day_dollars", b"day_dollars", "exported_day_bytes", b"exported_day_bytes", "exports", b"exports", "fetches", b"fetches", "is_open", b"is_open", "max_in_flight", b"max_in_flight", "num_blocks_fetched", b"num_blocks_fetched", "num_in_flight", b"num_in_flight", "problem", b"problem", "received_bytes", b"received_bytes", "requests", b"requests", "sent_bytes", b"sent_bytes", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes", "address", b"address", "bundles", b"bundles", "daily_bytes", b"daily_bytes", "day_dollars", b"day_dollars", "exported_day_bytes", b"exported_day_bytes", "exports", b"exports", "fetches", b"fetches", "is_open", b"is_open", "max_in_flight", b"max_in_flight", "num_blocks_fetched", b"num_blocks_fetched", "num_in_flight", b"num_in_flight", "problem", b"problem", "received_bytes", b"received_bytes", "requests", b"requests", "sent_bytes", b"sent_bytes", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__daily_bytes: _TypeAlias = _typing.Literal["daily_bytes"]  # noqa: Y015
     _WhichOneofArgType__daily_bytes: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__daily_bytes) -> _WhichOneofReturnType__daily_bytes | None: ...
 
 Global___SourceStatus: _TypeAlias = SourceStatus  # noqa: Y015
+
+@_typing.final
+class BundleWorth(_message.Message):
+    """What a bundle of one namespace costs to fetch and to compute, at the start of a chain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    FETCH_S_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_S_FIELD_NUMBER: _builtins.int
+    READS_TO_EARN_FIELD_NUMBER: _builtins.int
+    namespace_id: _builtins.int
+    fetch_s: _builtins.float
+    """as lately measured; assumed before that"""
+    recompute_s: _builtins.float
+    reads_to_earn: _builtins.float
+    """uses until storing it has paid, by object.price; 0: nothing is compared; may be infinite"""
+    def __init__(
+        self,
+        *,
+        namespace_id: _builtins.int = ...,
+        fetch_s: _builtins.float = ...,
+        recompute_s: _builtins.float = ...,
+        reads_to_earn: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_s", b"fetch_s", "namespace_id", b"namespace_id", "reads_to_earn", b"reads_to_earn", "recompute_s", b"recompute_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BundleWorth: _TypeAlias = BundleWorth  # noqa: Y015
 
 @_typing.final
 class WriteStatus(_message.Message):

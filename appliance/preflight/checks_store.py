@@ -1,0 +1,46 @@
+"""Checks of the object store: that it can do what is needed, and that it pays."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from .facts import BundleWorth, StoreTrial
+from .verdicts import Check, fail, ok, warn
+
+URL = "object.url"
+#: What the daemon does without, at a price.
+OPTIONAL = ("listed at once", "copy inside", "manifest", "lifecycle")
+
+
+def check_store(trial: StoreTrial | None) -> Iterator[Check]:
+    """Return how trying the store of the settings went; nothing without one."""
+    if trial is None:
+        return
+    name = "object store"
+    if trial.error:
+        yield fail(name, f"{trial.url}: {trial.error}", "correct what it says", URL)
+        return
+    for one in trial.results:
+        if one.problem:
+            verdict = warn if one.name in OPTIONAL else fail
+            fix = f"kvtier objects check {trial.url} prints the rules and tries again"
+            yield verdict(f"{name}, {one.name}", one.problem, fix, URL)
+    works = [one.name for one in trial.results if not one.problem]
+    if works:
+        yield ok(name, f"{trial.url}: {', '.join(works)}")
+
+
+def judge_worth(bundles: Iterable[BundleWorth]) -> Iterator[Check]:
+    """Return whether fetching is sooner than computing, and storing pays, in each namespace of a daemon."""
+    for one in bundles:
+        name = f"object store, namespace {one.namespace_id}"
+        times = f"a bundle takes {one.fetch_s:.3g} s to fetch and {one.recompute_s:.3g} s to compute"
+        if one.fetch_s >= one.recompute_s:
+            fix = "it is never fetched: object.share: off for its tenant, or a faster store"
+            yield warn(name, times, fix, "object.share")
+        elif math.isinf(one.reads_to_earn):
+            what = f"{times}; by object.price a fetch costs more than it saves"
+            yield warn(name, what, "object.share: off for its tenant, or a store nearby", "object.price")
+        elif one.reads_to_earn:
+            yield ok(name, f"{times}; storing it pays with use {math.ceil(one.reads_to_earn)} in three days")
+        else:
+            yield ok(name, times)
