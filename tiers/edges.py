@@ -109,7 +109,7 @@ def _push_runs(source: Viewable, target: RunWritable, items: Sequence[CopyItem])
     outcomes: list[CopyOutcome] = []
     while len(outcomes) < len(items):
         start = len(outcomes)
-        count = target.run_length(items, start)
+        count = target.run_length(items, start) if start + 1 < len(items) else 1
         first = items[start]
         try:
             payload = source.view(first.source, first.label.raw_length * count)

@@ -256,9 +256,15 @@ class Planner:
     @property
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
-        room = (self.reclaim, self.pressure, self.resizing)
-        parts = (*room, self.erasing, self.evicting, self.sessions, self.dirty, self.exports)
-        return any(part.is_busy for part in parts) or self.waiting.wants_turn
+        return (  # not any() of a tuple: it is asked after every step
+            self.reclaim.is_busy
+            or self.pressure.is_busy
+            or self.resizing.is_busy
+            or self.erasing.is_busy
+            or self.evicting.is_busy
+            or self.sessions.is_busy
+            or (self.dirty.is_busy or self.exports.is_busy or self.waiting.wants_turn)
+        )
 
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest."""

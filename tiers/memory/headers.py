@@ -107,8 +107,9 @@ class SlotHeaders:
 
         A slot that is filled becomes empty first: it holds what another daemon left.
         """
-        self.empty_if_filled(slot)
-        start = slot * _BYTES + BODY_OFFSET
+        word, start = slot * _WORDS, slot * _BYTES + BODY_OFFSET
+        if not self._words[word] & 1:
+            self._words[word] += 1
         BODY.pack_into(
             self._bytes,
             start,
@@ -125,7 +126,7 @@ class SlotHeaders:
         )
         self._checks[slot * _CHECKS + _CHECK] = zlib.crc32(self._bytes[start : start + BODY.size])
         self.last_generation = generation = self.last_generation + 2
-        self._words[slot * _WORDS] = generation
+        self._words[word] = generation
 
     def empty(self, slot: int) -> None:
         """Make the generation of a filled slot odd."""

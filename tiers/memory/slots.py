@@ -99,6 +99,9 @@ class SlotPool:
 
     def reserve_many(self, domain: int, sizes: Sequence[int], count: int) -> list[int]:
         """Take up to `count` times slots of all `sizes`; returns the places, in order, of as many as fit."""
+        if count == len(sizes) == 1:
+            place = self.reserve(domain, sizes[0])
+            return [] if place is None else [place]
         if len(set(sizes)) == 1:
             return self._reserve_equal(domain, sizes[0], count * len(sizes), len(sizes))
         places: list[int] = []
