@@ -60,4 +60,5 @@ KILLED_BY = {
     "budget of all": (270, False),
     "budget anew": (100, True),
     "lost is forgotten": (142, False),
+    "ahead of demand": (444, True),
 }
