@@ -59,6 +59,7 @@ FAILED_ONCE = {
     "memory that was taken over was not known to be decoded from lossy records": (1_002_404,),
     "an extent of dram never left while nothing could be spilled": (1_000_335,),
     "no defect: clients did not expect that a namespace is refused to a tenant": (1_000_063, 1_001_377),
+    "an acquire loaded what was arriving elsewhere, out of a tier that had gone offline": (1_000_266,),
     "no defect: a write that went astray in the crash itself was not known to do damage": (1_002_025,),
 }  # fmt: skip
 

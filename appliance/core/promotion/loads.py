@@ -56,7 +56,8 @@ class Loads:
         catalog = core.catalog
         if catalog.state[target][fragment] == State.ABSENT:
             source = self.source_of(fragment, target)
-            assert source is not None
+            if source is None:  # it is arriving elsewhere, out of a tier that has gone offline
+                return False
             # The hold keeps the source while room is made, for this load and the others collected with
             # it: making room could evict it. It lasts until `start` has queued the copy.
             core.transitions.hold(fragment, source)
