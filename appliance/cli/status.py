@@ -203,6 +203,8 @@ def _source(source: admin_pb2.SourceStatus) -> Text:
     text = Text(f"\nobject store {source.address}: ")
     if source.is_open:
         text.append(f"in use, {source.num_in_flight} of {source.max_in_flight} in flight")
+        if source.problem:
+            text.append(f"; takes nothing: {source.problem}", "bold red")
     else:
         text.append(f"not in use: {source.problem or 'not tried yet'}", "bold red")
     text.append(f"\n  received {about_bytes(source.received_bytes)}, {source.num_blocks_fetched:,} blocks; ")

@@ -19,6 +19,7 @@ from ...sources.objects.finding import gallop
 from ...sources.objects.fleet_keys import FleetKeys
 from ...sources.objects.keys import BundleKey, Epochs, bundle_key
 from ...sources.objects.layout import BundleChain, BundleError, BundleHead, head_bytes, unpack_head
+from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore
 from ...tiers.base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, Engine, MemoryEngine
 from ...tiers.block import NamespaceIdentity, Tier, tenant_of
@@ -208,7 +209,7 @@ class BundleTransfer:
             self._encryption.keys.key_for_writing(tenant_of(identity.domain))
         present = self._key(identity, name, self._epochs.present(self._now_s()))
         found = self._where(identity, name)
-        if found == present or (found is not None and self._store.copy(str(found), str(present))):
+        if found == present or (found is not None and self._copied(found, present)):
             return 0
         chain = self._chain(export.bundle)
         fragments = [
@@ -221,6 +222,15 @@ class BundleTransfer:
             fragments = encrypt_fragments(chain, fragments, self._encryption.envelopes, identity.domain)
         payload = write_bundle(chain, identity.geometry.num_groups, fragments)
         return len(payload) if self._store.create(str(present), payload.data) else 0
+
+    def _copied(self, source: BundleKey, target: BundleKey) -> bool:
+        """Return whether the store copied an object; False as well where it copies none."""
+        try:
+            return self._store.copy(str(source), str(target))
+        except StoreError as failure:
+            if failure.problem is not StoreProblem.UNSUPPORTED:
+                raise
+            return False
 
 
 class _Reader:

@@ -7,7 +7,8 @@ is done with them, so they are given back one idle limit later, at most.
 
 A store that fails MAX_FAILURES times in a row is not asked any more (the planner hears SourceChanged), but
 for a look at its bucket, ever more rarely, until that succeeds. The same look comes first at a start, which
-therefore never waits for a store. One that says that it is busy gets half as many requests at a time.
+therefore never waits for a store. Where nothing can be stored (it is full, or there is a right to read only)
+only exports pause. One that says that it is busy gets half as many requests at a time.
 
 With keys of a fleet they are listed every LOOK_S, so that a host that is not asked anything forgets the keys
 of erased tenants, too. While a tenant is being erased nothing of it is exported.
@@ -46,6 +47,8 @@ RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between looks at a store that failed
 EPOCH_DAYS: Final = 1  # what `kvtier objects` takes for granted, too
 #: What says nothing about the store as a whole.
 OF_ONE_OBJECT: Final = frozenset({StoreProblem.SHORT})
+#: What says of an export that nothing can be stored; what is stored may still be read.
+OF_EXPORTS: Final = frozenset({StoreProblem.FULL, StoreProblem.DENIED, StoreProblem.UNSUPPORTED})
 
 #: Of a fetch that was begun; other words of Cause come as they happen.
 FETCH_OUTCOMES: Final = ("arrived", "wrong_checksum", "wrong_identity")
@@ -61,7 +64,7 @@ class SourceStatus:
 
     address: str
     is_open: bool
-    problem: str  # why it is not; empty: it was not tried yet, or all is well
+    problem: str  # why it is not open, or takes nothing; empty: it was not tried yet, or all is well
     num_in_flight: int
     max_in_flight: int
     usage: StoreUsage
@@ -111,6 +114,7 @@ class ObjectEdge:
         self._problem = ""
         self._num_failures = 0
         self._retry_s = RETRY_S
+        self._export_at, self._export_retry_s = 0.0, RETRY_S  # not before; see _pause_exports
         self._timer: asyncio.TimerHandle | None = None
         self._key_timer: asyncio.TimerHandle | None = None
         self._seconds = {kind: Histogram() for kind in KINDS.values()}
@@ -125,7 +129,8 @@ class ObjectEdge:
         """Queue an instruction, or end it at once while the store is not asked."""
         if self._is_stopping:
             return
-        if not self._is_open or self._is_barred(work):
+        is_paused = isinstance(work, ExportBundle) and self._clock() < self._export_at
+        if not self._is_open or is_paused or self._is_barred(work):
             self._fail(work, Cause.SOURCE_GONE)
             return
         self._queues[_rank_of(type(work))].append(work)
@@ -142,6 +147,11 @@ class ObjectEdge:
             StoreUsage() if self._store is None else self._store.usage,
             self._seconds,
         )
+
+    async def export_ended(self) -> None:
+        """Wait until an export ends."""
+        self._export_ended.clear()
+        await self._export_ended.wait()
 
     async def stop(self) -> None:
         """Wait for the threads, which read nothing more; what is queued does not begin. Idempotent."""
@@ -195,8 +205,7 @@ class ObjectEdge:
             return await asyncio.to_thread(self._erase, tenant)
         finally:
             while self._exporting[tenant]:
-                self._export_ended.clear()
-                await self._export_ended.wait()
+                await self.export_ended()
 
     def _erase(self, tenant: str) -> int:
         """Blocks."""
@@ -260,6 +269,19 @@ class ObjectEdge:
             while queue:
                 self._fail(queue.popleft(), Cause.SOURCE_GONE)
         self._again()
+
+    def _pause_exports(self, problem: str) -> None:
+        """Store nothing for a while, which doubles until something was stored."""
+        if self._clock() < self._export_at:  # one of those that were under way
+            return
+        if self._problem != problem:
+            log.error("object store %s: nothing is stored for now: %s", self._address, problem)
+        self._problem = problem
+        self._export_at = self._clock() + self._export_retry_s
+        self._export_retry_s = min(2 * self._export_retry_s, MAX_RETRY_S)
+        queue = self._queues[_rank_of(ExportBundle)]
+        while queue:
+            self._fail(queue.popleft(), Cause.SOURCE_GONE)
 
     # ------------------------------------------------------------------------------------- threads
 
@@ -326,6 +348,9 @@ class ObjectEdge:
         self._settle(work, result, failure)
         if isinstance(failure, StoreError) and failure.problem not in OF_ONE_OBJECT:
             self.counters[f"failed_{failure.problem.name.lower()}"] += 1
+            if isinstance(work, ExportBundle) and failure.problem in OF_EXPORTS:
+                self._pause_exports(str(failure))
+                return self._fill()
             self._num_failures += 1
             if failure.problem is StoreProblem.BUSY:
                 self._limit = max(1, self._limit // 2)
@@ -351,6 +376,8 @@ class ObjectEdge:
             self._deliver(SourceSearched(work.search, *result))
         elif isinstance(work, ExportBundle):
             self.counters["bytes_sent"] += result
+            if result and self._export_retry_s > RETRY_S:
+                self._export_retry_s, self._problem = RETRY_S, ""
             self._deliver(ExportFinished(work.export, True, result))
 
     def _fail(self, work: Work, cause: Cause) -> None:
@@ -358,6 +385,7 @@ class ObjectEdge:
         if isinstance(work, SearchBundles):
             self._deliver(SourceSearched(work.search, 0, -1))
         elif isinstance(work, ExportBundle):
+            self._export_ended.set()
             self._deliver(ExportFinished(work.export, False))
         else:
             self._fail_batches(work, {copy for copy, _ in work.batches}, cause)

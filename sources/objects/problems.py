@@ -31,7 +31,7 @@ class StoreProblem(Enum):
     NO_CREDENTIALS = "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the like"
     BUSY = "the store asks for fewer requests; it is retried later"
     UNREACHABLE = "no answer; check the address, the network and the store"
-    SHORT = "the answer was shorter or longer than announced"
+    SHORT = "the object or the answer is shorter or longer than announced"
     UNSUPPORTED = "the store does not support this operation"
     WRONG_KEY = "tenants' keys in this store were wrapped with another master key"
     FULL = "the store takes no more bytes; enlarge it, or shorten the epoch"
@@ -54,12 +54,14 @@ _BY_CODE = {
     "RequestTimeTooSkewed": StoreProblem.DENIED,
     "NotImplemented": StoreProblem.UNSUPPORTED,
     "QuotaExceeded": StoreProblem.FULL,
+    "InvalidRange": StoreProblem.SHORT,
 }
 _BY_STATUS = {
     "401": StoreProblem.DENIED,
     "403": StoreProblem.DENIED,
     "404": StoreProblem.MISSING_BUCKET,  # of a list: there is no object to be missing
     "409": StoreProblem.BUSY,
+    "416": StoreProblem.SHORT,
     "429": StoreProblem.BUSY,
     "501": StoreProblem.UNSUPPORTED,
     "503": StoreProblem.BUSY,
@@ -90,6 +92,8 @@ def problem_of(error: Exception) -> StoreProblem:
         return StoreProblem.DENIED
     if kind in ("NotSupportedError", "NotImplementedError"):
         return StoreProblem.UNSUPPORTED
+    if "nvalid range" in text or "Requested range was invalid" in text:
+        return StoreProblem.SHORT
     if "No space left" in text or "os error 28" in text or "quota exceeded" in text.lower():
         return StoreProblem.FULL
     if (status := status_of(error)) in _BY_STATUS:

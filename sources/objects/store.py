@@ -78,7 +78,7 @@ class ObjectStore:
             request.outcome = "missing"
             raise
         except StoreError as error:
-            request.outcome = "missing" if _is_beyond_end(error) else error.problem.name.lower()
+            request.outcome = error.problem.name.lower()
             raise
         finally:
             self.usage.add(request, time.monotonic() - began_at)
@@ -143,10 +143,6 @@ class ObjectStore:
                     raise StoreError(StoreProblem.SHORT, f"{key}: {filled} of {len(into)} bytes came")
         except FileNotFoundError:
             return False
-        except StoreError as error:
-            if _is_beyond_end(error):
-                raise StoreError(StoreProblem.SHORT, f"{key} ends before byte {start}") from error
-            raise
         return True
 
     def stream(self, key: str, start: int, end: int) -> Iterator[memoryview]:
@@ -160,7 +156,7 @@ class ObjectStore:
         except FileNotFoundError:
             return
         except StoreError as error:
-            if not _is_beyond_end(error):
+            if error.problem is not StoreProblem.SHORT:
                 raise
 
     def _chunks(self, key: str, start: int, end: int) -> Iterator[memoryview]:
@@ -260,12 +256,6 @@ class ObjectStore:
                 delete(self._store, key)
         except FileNotFoundError:
             return
-
-
-def _is_beyond_end(error: StoreError) -> bool:
-    return any(
-        text in str(error) for text in ("status code: 416", "nvalid range", "Requested range was invalid")
-    )
 
 
 def check_address(address: str) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from kvtier.appliance.core.capacity import exports
 from kvtier.appliance.core.catalog import transitions
 from kvtier.appliance.core.copying import copies, source_index
+from kvtier.appliance.core.instructions import Publish
 from kvtier.appliance.core.requests import fetch_job, fetches
-from kvtier.tiers.base import CopyOutcome
+from kvtier.tiers.base import Cause, CopyOutcome
 
 Patch = tuple[Any, str, Any]
 
@@ -109,7 +110,64 @@ def fetch_without_its_hold() -> list[Patch]:
     return [(copies.Copies, "start_fetch", start_and_drop)]
 
 
+def fetched_into_each_others_places() -> list[Patch]:
+    """Fragments of a group land in the places of others."""
+    start = copies.Copies.start_fetch
+
+    def crossed(self: Any, bundle: Any, groups: Any, deadline_at: float, owner: Any) -> None:
+        turned = []
+        for moves in groups:
+            sources = [move.source for move in moves]
+            turned.append([move._replace(source=one) for move, one in zip(moves, sources[::-1], strict=True)])
+        start(self, bundle, turned, deadline_at, owner)
+
+    return [(copies.Copies, "start_fetch", crossed)]
+
+
+def late_bytes_are_believed() -> list[Patch]:
+    """What had not arrived when its time was over counts as arrived."""
+    finish = copies.Copies.finish
+
+    def late(self: Any, copy: int, outcomes: Any) -> None:
+        if self._batches[copy].source is None and isinstance(self._batches[copy].owner, fetch_job.FetchJob):
+            outcomes = [
+                CopyOutcome(None, b"\7" * 16) if one.cause is Cause.CANCELLED else one for one in outcomes
+            ]
+        finish(self, copy, outcomes)
+
+    return [(copies.Copies, "finish", late)]
+
+
+def exports_in_the_order_of_blocks() -> list[Patch]:
+    """Fragments of a bundle are handed over block by block, and stored as if group by group."""
+    places = exports.Exports._places
+
+    def turned(self: Any, rows: Any, num_groups: int) -> Any:
+        found, size = places(self, rows, num_groups), len(rows)
+        order = [group * size + block for block in range(size) for group in range(num_groups)]
+        return [found[index] for index in order] if found else []
+
+    return [(exports.Exports, "_places", turned)]
+
+
+def published_before_it_came() -> list[Patch]:
+    """Readers see the places of a fetch when it begins."""
+    start = copies.Copies.start_fetch
+
+    def early(self: Any, bundle: Any, groups: Any, deadline_at: float, owner: Any) -> None:
+        start(self, bundle, groups, deadline_at, owner)
+        for moves in groups:
+            labels = self._core.catalog.labels_of([move.fragment for move in moves])
+            self._core.outbox.emit(Publish(self._put_tier, [move.target for move in moves], labels))
+
+    return [(copies.Copies, "start_fetch", early)]
+
+
 SOURCE_MUTANTS = (
+    fetched_into_each_others_places,
+    late_bytes_are_believed,
+    exports_in_the_order_of_blocks,
+    published_before_it_came,
     exports_without_holds,
     exports_hold_for_ever,
     exports_what_is_there_twice_in_flight,

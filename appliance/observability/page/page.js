@@ -70,7 +70,8 @@ function tell() {
       `The daemon speaks schema ${snapshot.schema} and this page ${SCHEMA}: load it again.`,
     snapshot?.state === "draining" && "Draining: it takes nothing new, and ends when what runs is done.",
     snapshot?.state === "failed" && "The daemon has failed; its log says why. It has to be restarted.",
-    snapshot?.source?.problem && `The object store is not used: ${snapshot.source.problem}.`,
+    snapshot?.source?.problem &&
+      `The object store ${snapshot.source.is_open ? "takes nothing" : "is not used"}: ${snapshot.source.problem}.`,
     offline.length && `Offline: ${offline.join(", ")}. Blocks there are misses until the tier is back.`,
   ].filter(Boolean);
   if (document.body.dataset.link !== link) {

@@ -1,155 +1,26 @@
 """ObjectEdge over a folder with faults: every instruction ends, whatever the store does."""
 
 import asyncio
-import hashlib
 import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import xxhash
 
-from kvtier.appliance.core.events import CopyFinished, Event, ExportFinished, SourceChanged, SourceSearched
-from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchBundles
-from kvtier.appliance.transfer.object_edge import MAX_FAILURES, MAX_IN_FLIGHT, ObjectEdge
-from kvtier.sources.objects.fleet_keys import FleetKeys
+from kvtier.appliance.core.events import CopyFinished, ExportFinished, SourceChanged, SourceSearched
+from kvtier.appliance.core.instructions import ExportBundle, SearchBundles
+from kvtier.appliance.transfer.object_edge import MAX_FAILURES, MAX_IN_FLIGHT
 from kvtier.sources.objects.layout import unpack_head
-from kvtier.sources.objects.problems import StoreError, StoreProblem
-from kvtier.sources.objects.store import ObjectStore
-from kvtier.tiers.base import Cause, CopyItem
-from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity, Tier
-from kvtier.tiers.encryption.master_keys import MasterKeys
-from kvtier.tiers.memory.engine import ExtentEngine
-from kvtier.tiers.memory.index import Indexes
-from kvtier.tiers.memory.slots import SlotPool
-from kvtier.tiers.payload import checksum
+from kvtier.sources.objects.problems import StoreProblem
+from kvtier.tiers.base import Cause
 
 from ..loops import run
+from .edge_host import BLUE, BUNDLE, DEADLINE_S, IDENTITY, MASTER, NAMES, RED, Host, closed, exported, fetched
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
-
-GEOMETRY = Geometry(4, 2, 16, 64, "float16", layers_per_group=2)
-IDENTITY = NamespaceIdentity(b"m" * 32, GEOMETRY)
-NAMES = [hashlib.sha256(bytes([number])).digest() for number in range(4)]
-BUNDLE = BundleBlocks(IDENTITY, b"", 0, NAMES)
-DEADLINE_S = 60.0
-
-
-class FaultyStore(ObjectStore):
-    """A folder that fails when it is told to."""
-
-    problem: StoreProblem | None = None
-    before_chunk: Callable[[], None] = staticmethod(lambda: None)
-
-    def size(self, key: str) -> int | None:
-        """See ObjectStore."""
-        self._fail()
-        return super().size(key)
-
-    def check_bucket(self) -> None:
-        """See ObjectStore."""
-        self._fail()
-        super().check_bucket()
-
-    def stream(self, key: str, start: int, end: int) -> Iterator[memoryview]:
-        """See ObjectStore."""
-        self._fail()
-        for chunk in super().stream(key, start, end):
-            self.before_chunk()
-            yield chunk
-
-    def _fail(self) -> None:
-        if self.problem is not None:
-            raise StoreError(self.problem)
-
-
-class Host:
-    """A memory tier, and an edge over a folder; collects the events."""
-
-    def __init__(self, folder: Path, master: bytes = b"", identity: NamespaceIdentity = IDENTITY) -> None:
-        self.bundle = BundleBlocks(identity, b"", 0, NAMES)
-        self.keys = FleetKeys(MasterKeys(master)) if master else None
-        self.pool = SlotPool(1, 2 << 20)
-        self.memory = ExtentEngine(self.pool, Indexes(1 << 12, 1), huge_pages=False)
-        self.store = FaultyStore(f"file://{folder}")
-        self.events: list[Event] = []
-        self.now = 0.0
-        self._came = asyncio.Event()
-        self.edge = ObjectEdge(
-            "folder",
-            lambda: self.store,
-            {Tier.DRAM: self.memory},
-            self._deliver,
-            clock=lambda: self.now,
-            keys=self.keys,
-        )
-
-    def _deliver(self, event: Event) -> None:
-        self.events.append(event)
-        self._came.set()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for events."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not holds():
-                self._came.clear()
-                await self._came.wait()
-
-    async def last(self, kind: type, count: int = 1) -> Any:
-        """Wait for so many events of a kind; return the last one."""
-        await self.until(lambda: sum(isinstance(one, kind) for one in self.events) >= count)
-        return [one for one in self.events if isinstance(one, kind)][-1]
-
-    async def open(self) -> None:
-        """Start the edge, and wait until it asks the store."""
-        self.edge.start()
-        assert (await self.last(SourceChanged)).is_open
-
-    def places(self) -> list[tuple[int, FragmentLabel]]:
-        """Reserve a bundle's places, group-major."""
-        digest, found = self.bundle.identity.digest, []
-        for group, length in enumerate(GEOMETRY.fragment_bytes):
-            for position, name in enumerate(NAMES):
-                place = self.pool.reserve(0, length)
-                assert place is not None
-                parent = NAMES[position - 1] if position else b""
-                found.append((place, FragmentLabel(digest, 1, name, parent, position, group, length)))
-        return found
-
-    def filled(self, number: int = 1) -> ExportBundle:
-        """Put a bundle's bytes into memory; return its export."""
-        rng, fragments = np.random.default_rng(7), []
-        for place, label in self.places():
-            payload = rng.integers(0, 256, label.raw_length, np.uint8).data
-            label.checksum = self.memory.write(place, label, payload)
-            fragments.append((Tier.DRAM, place, label))
-        return ExportBundle(number, self.bundle, fragments)
-
-    def fetch(self, deadline_at: float = 1e9) -> FetchBundle:
-        """Return a fetch of a bundle into places of this memory."""
-        items = [CopyItem(label.position, place, label) for place, label in self.places()]
-        halves = [(10, items[: len(NAMES)]), (11, items[len(NAMES) :])]
-        return FetchBundle(self.bundle, Tier.DRAM, halves, deadline_at)
-
-    def bytes_at(self, items: Any) -> list[bytes]:
-        """Return the checksums of what lies at places."""
-        return [checksum(self.memory.view(item.target, item.label.raw_length)) for item in items]
-
-    def causes(self) -> dict[int, set[Cause | None]]:
-        """Return why the fragments of each copy did not land."""
-        ended = [one for one in self.events if isinstance(one, CopyFinished)]
-        assert len({one.copy for one in ended}) == len(ended), "a copy ends once"
-        return {one.copy: {outcome.cause for outcome in one.outcomes} for one in ended}
-
-
-async def closed(host: Host) -> None:
-    """End what a test began."""
-    await host.edge.stop()
-    host.memory.close()
 
 
 def test_what_is_exported_is_fetched_bit_for_bit(tmp_path: Path) -> None:
@@ -280,27 +151,6 @@ def test_stopping_waits_for_the_threads(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- encryption
-
-MASTER = bytes(range(32))
-RED = NamespaceIdentity(b"m" * 32, GEOMETRY, domain="tenant:red")
-BLUE = NamespaceIdentity(b"m" * 32, GEOMETRY, domain="tenant:blue")
-
-
-async def exported(host: Host) -> ExportBundle:
-    """Export a bundle; return what was exported."""
-    await host.open()
-    export = host.filled()
-    host.edge.execute(export)
-    assert (await host.last(ExportFinished)).is_stored
-    return export
-
-
-async def fetched(host: Host) -> dict[int, set[Cause | None]]:
-    """Fetch the bundle; return why its fragments did not land."""
-    await host.open()
-    host.edge.execute(host.fetch())
-    await host.last(CopyFinished, 2)
-    return host.causes()
 
 
 def objects(folder: Path) -> list[Path]:

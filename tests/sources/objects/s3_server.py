@@ -4,6 +4,7 @@ What a test changes: `refuse` answers a request before anything is done; `change
 was done, or the object itself; `clock_s` is the server's time. Signatures are not checked.
 """
 
+import contextlib
 import hashlib
 import socket
 import struct
@@ -18,6 +19,8 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER with which a close sends RST
+
 
 class S3Request(NamedTuple):
     """One request. `operation`: get, head, put, copy, list or delete, as in StoreUsage."""
@@ -28,7 +31,8 @@ class S3Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class S3Answer:
-    """What is sent. The connection is reset behind `reset_at` bytes of the body, after `delay` returned."""
+    """What is sent, after `delay` returned. The connection is reset behind `reset_at` bytes of the body; with
+    status 0 at once."""
 
     status: int = 200
     body: bytes = b""
@@ -67,15 +71,32 @@ class S3Server:
         self.refuse: Callable[[S3Request], S3Answer | None] = lambda request: None
         self.change: Callable[[S3Request, S3Answer], S3Answer] = lambda request, answer: answer
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._connections: set[socket.socket] = set()
+        self._server: ThreadingHTTPServer | None = None
+        self._port = 0  # drawn by the first start
+        self.start()
+
+    def start(self) -> None:
+        """Listen; after `close` with the same objects at the same address."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler())
+        self._port = self._server.server_port
         self._server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Listen no more, and reset every connection, as when the process is killed."""
+        assert self._server is not None
         self._server.shutdown()
         self._server.server_close()
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                connection.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def endpoint(self) -> str:
+        """Return the address of the server."""
+        return f"http://127.0.0.1:{self._port}"
 
     def environment(self) -> dict[str, str]:
         """Return what tells a client of it."""
@@ -194,7 +215,18 @@ class S3Server:
                 except OSError:
                     self.close_connection = True
 
+            def setup(self) -> None:
+                super().setup()
+                server._connections.add(self.connection)
+
+            def finish(self) -> None:
+                server._connections.discard(self.connection)
+                super().finish()
+
             def write(self, answer: S3Answer) -> None:
+                if not answer.status:
+                    self.reset()
+                    return
                 self.send_response(answer.status)
                 for name, text in answer.headers.items():
                     self.send_header(name, text)
@@ -203,9 +235,11 @@ class S3Server:
                 if self.command != "HEAD":
                     self.wfile.write(answer.body[: answer.reset_at])
                 if answer.reset_at is not None:
-                    option = struct.pack("ii", 1, 0)  # a close sends RST
-                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
-                    self.close_connection = True
+                    self.reset()
+
+            def reset(self) -> None:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                self.close_connection = True
 
             def log_message(self, format: str, *args: object) -> None:
                 return
