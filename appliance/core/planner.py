@@ -427,6 +427,7 @@ class Planner:
     def _drain_started(self, event: ev.DrainStarted) -> None:
         self.writes.is_closed = True
         num_blocks = self.pressure.archiving.add_all()
+        self.exports.drain()
         self.requests.reply(event.call, CountResult(num_blocks))
 
     def close_cold_store(self) -> list[Instruction]:

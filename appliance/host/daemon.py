@@ -2,8 +2,8 @@
 
     assemble tiers -> adopt what the cold store recovered -> serve -> (signal) drain -> stop
 
-Draining keeps an order that loses nothing: report NOT_SERVING, take nothing new, write what is
-dirty to the cold store, seal it, then close connections and end. A second signal skips the waiting.
+Draining keeps an order that loses nothing: report NOT_SERVING, take nothing new, write what is dirty to the
+cold store, seal it, export bundles, then close connections and end. A second signal skips the waiting.
 """
 
 import asyncio
@@ -278,7 +278,12 @@ class Daemon:
                     await self.appliance.settled()
                 await self.learned.keep()
                 await self.writes.keep()
+                while self.source is not None and self.planner.exports.num_pending:
+                    await self.source.export_ended()
+                    await self.appliance.settled()
         self.appliance.execute(self.planner.close_cold_store())  # when time ran out: what can be sealed
+        if num_pending := self.planner.exports.num_pending:
+            log.warning("draining: %d bundles were not exported in time", num_pending)
         if leave:
             self.leaving.set()
         return self._drained
@@ -415,10 +420,7 @@ class Daemon:
             self.appliance.step(ColdEdgeOpened(self.assembly.straight_codecs))
 
     def _sweep(self) -> None:
-        """Forget remote clients that fell silent.
-
-        (What they held went with their ttl, in the planner.)
-        """
+        """Forget remote clients that fell silent. What they held went with their ttl, in the planner."""
         self.clients.expire()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
 

@@ -223,6 +223,36 @@ def test_without_its_store_a_daemon_serves(tmp_path: Path) -> None:
         daemon.close()
 
 
+@pytest.mark.parametrize(("num_stored", "chains"), [(2, (1, 0)), (1, (1,))])
+def test_sigterm_exports_what_is_worth_most(tmp_path: Path, num_stored: int, chains: tuple[int, ...]) -> None:
+    """Of chains that were used while there was no store; the rest is beyond the day's budget."""
+    store, policy = tmp_path / "store", tmp_path / "policy.yaml"
+    num_bundles = STORED_BLOCKS // BUNDLE_BLOCKS
+    budget = (num_stored * num_bundles * BUNDLE_BLOCKS + 1) * GEOMETRY.block_bytes
+    folder = tmp_path / "first"
+    folder.mkdir()
+    policy.write_text(f"object: {{url: 'file://{store}', share: worth, daily_exports: {budget}}}\n")
+    words = ("--set", "observe.http=off", "--set", "tiers.dram.capacity=256MiB")
+    daemon = Daemon(folder, policy, arguments=words)
+    try:
+        daemon.start()
+        daemon.wait_for_log("is not used: the bucket or folder does not exist")
+        fill(daemon)
+        for num_uses, chain in ((1, 0), (2, 1)):
+            for _ in range(num_uses):
+                expect(daemon, CHAIN_BLOCKS, range(chain, chain + 1))
+        store.mkdir()
+        daemon.wait_for_log(f"object store file://{store}: in use")
+        assert not bundles(store)
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log.read_text()
+    finally:
+        daemon.close()
+    assert bundles(store).keys() == {
+        names_of(chain)[number].hex() for chain in chains for number in (3, 7, 11)
+    }
+
+
 def test_the_same_through_a_real_gateway(
     tmp_path: Path, s3: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

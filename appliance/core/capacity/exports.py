@@ -10,8 +10,12 @@ or read. Its places are held until the shell has stored it. In flight is at most
 that exports never stand in the way of puts; a bundle that left memory before its turn is exported when it
 is used again. Beyond the day's budget nothing is exported. Blocks that a lossy codec decoded are not: other
 hosts get what was put. The source deduplicates; a bundle that it is known to hold is not sent again.
+
+A drain queues everything in memory that may be stored anew, the most prefill per byte that uses have saved so
+far first, until the grace period ends.
 """
 
+import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,6 +84,11 @@ class Exports:
         """Whether there is more to do right now than one step did: a Tick is due at once."""
         return self.is_open and bool(self._queue) and self.bytes_in_flight < self._most_bytes()
 
+    @property
+    def num_pending(self) -> int:
+        """Return the bundles that wait for their turn or are in flight."""
+        return len(self._queue) + len(self._jobs)
+
     def changed(self, event: SourceChanged) -> None:
         """The source takes bundles from now on, or does not."""
         self.is_open = event.is_open
@@ -118,6 +127,26 @@ class Exports:
             self._queue.popleft()
             self._core.story.count("exports_dropped")
 
+    def drain(self) -> None:
+        """Queue each bundle that may be stored and is not known to be, in the order of its worth.
+
+        Of equal worth, and so of one chain, whatever is nearer to the start goes first: without it the rest
+        is not found. Replaces the queue. O(blocks).
+        """
+        catalog, core = self._core.catalog, self._core
+        found: list[tuple[float, int, int]] = []
+        for namespace in catalog.namespaces.values() if self.is_open else ():
+            if (share := core.options.share_of(namespace.identity.domain)) == "off":
+                continue
+            size = self._index.num_blocks(namespace)
+            worth = core.costs.recompute_s(namespace.id, 0, size) / namespace.block_bytes
+            found += [
+                (-worth * catalog.num_uses[row], catalog.position[row], catalog.handle(row))
+                for row in namespace.rows.values()
+                if (catalog.position[row] + 1) % size == 0 and (catalog.num_uses[row] or share == "eager")
+            ]
+        self._queue = deque(handle for *_, handle in heapq.nsmallest(MAX_QUEUED, found))
+
     def _count_use(self, handle: int) -> None:
         """Count a use of the bundle that ends with a block; those before KEPT_S are forgotten."""
         now = self._core.now
@@ -150,6 +179,8 @@ class Exports:
         name = catalog.prefix_hash[last]
         share = core.options.share_of(namespace.identity.domain)
         if namespace.id in self.erased or share == "off" or self._index.is_present(namespace.id, name):
+            return
+        if any((job.namespace_id, job.name) == (namespace.id, name) for job in self._jobs.values()):
             return
         size = self._index.num_blocks(namespace)
         num_bytes = size * namespace.block_bytes

@@ -184,6 +184,86 @@ def test_prices_are_not_compared_before_prefill_is_known() -> None:
     assert len(rig.exports) == 1
 
 
+def used_while_closed(share: str, uses: dict[str, int]) -> Exporting:
+    """Return a rig whose chains, of two bundles each, were used so often before the source opened."""
+    rig = Exporting(share)
+    rig.do(ev.SourceChanged(False))
+    for name, num_uses in uses.items():
+        rig.put(hashes(name, 2 * SIZE))
+        for _ in range(num_uses):
+            rig.read(hashes(name, 2 * SIZE))
+    rig.do(ev.SourceChanged(True))
+    assert not rig.exports
+    return rig
+
+
+def drained(rig: Exporting) -> list[bytes]:
+    """Drain a rig; return the last names of the bundles that it exports, in order."""
+    rig.do(ev.DrainStarted(rig.call()))
+    ended = 0
+    while ended < len(rig.exports):
+        assert rig.planner.exports.num_pending
+        rig.stored(rig.exports[ended])
+        ended += 1
+    assert not rig.planner.exports.num_pending
+    return [one.bundle.names[-1] for one in rig.exports]
+
+
+def ends(name: str) -> list[bytes]:
+    """Return the last names of a chain's two bundles."""
+    return [hashes(name, 2 * SIZE)[SIZE - 1], hashes(name, 2 * SIZE)[-1]]
+
+
+@pytest.mark.parametrize(("share", "expected"), [("worth", "ca"), ("eager", "cab"), ("off", "")])
+def test_a_drain_exports_what_is_worth_most_first(share: str, expected: str) -> None:
+    rig = used_while_closed(share, {"a": 1, "b": 0, "c": 3})
+    assert drained(rig) == [last for name in expected for last in ends(name)]
+
+
+def test_a_drain_exports_the_start_of_a_chain_before_what_continues_it() -> None:
+    rig = used_while_closed("worth", {"a": 1, "b": 1})
+    order = drained(rig)
+    assert all(order.index(first) < order.index(second) for first, second in (ends("a"), ends("b")))
+
+
+def test_a_drain_weighs_bytes_of_prefill_by_what_they_save() -> None:
+    """One use of a slow model's bundle is worth more than three of a fast one's."""
+    rig = used_while_closed("worth", {"a": 3})
+    rig.do(ev.SourceChanged(False))
+    stated(rig, 1e6)
+    fast, call = rig.namespace_id, rig.call()
+    slow = NamespaceIdentity(b"s" * 16, GEOMETRY)
+    rig.do(ev.NamespaceRegistered(call, slow, PrefillModel(100.0, 1e12)))
+    rig.namespace_id = rig.answer(call).namespace_id
+    assert rig.namespace_id != fast
+    rig.put(hashes("z", SIZE))
+    rig.read(hashes("z", SIZE))
+    rig.do(ev.SourceChanged(True))
+    assert drained(rig) == [hashes("z", SIZE)[-1], *ends("a")]
+
+
+def test_a_drain_does_not_export_what_is_there_or_on_its_way() -> None:
+    rig, chain = Exporting(), hashes("a", 2 * SIZE)
+    rig.put(chain)
+    rig.read(chain)
+    assert len(rig.exports) == 2
+    rig.stored(rig.exports[0])
+    rig.do(ev.DrainStarted(rig.call()))
+    assert len(rig.exports) == 2
+    rig.stored(rig.exports[1])
+    assert (len(rig.exports), rig.planner.exports.num_pending) == (2, 0)
+
+
+def test_a_drain_ends_when_the_source_closes() -> None:
+    rig = used_while_closed("eager", dict.fromkeys("abcd", 0))
+    rig.do(ev.DrainStarted(rig.call()))
+    assert rig.planner.exports.num_pending > len(rig.exports)
+    rig.do(ev.SourceChanged(False))
+    for export in rig.exports:
+        rig.stored(export, is_stored=False)
+    assert not rig.planner.exports.num_pending
+
+
 @pytest.mark.parametrize(("of_all", "of_tenant"), [("eager", "off"), ("off", "eager")])
 def test_a_tenant_has_a_share_of_its_own(of_all: str, of_tenant: str) -> None:
     rig = Exporting(of_all, shares={"tenant:acme": of_tenant})
