@@ -10,7 +10,8 @@ that the fetch after a search asks once.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -76,6 +77,7 @@ class BundleTransfer:
         self._epochs = epochs
         self._now_s = now_s
         self._check = check
+        self._used_memory: list[Any] = []  # of former exports, (n,) uint8: as many as ran at a time
         self._epoch_of: dict[tuple[bytes, bytes], str] = {}  # bundles that were found
 
     def search(self, search: SearchBundles) -> ChainFound:
@@ -220,8 +222,13 @@ class BundleTransfer:
             if any(checksum(one.stored) != one.checksum for one in fragments):
                 raise CopyError(Cause.WRONG_CHECKSUM, "a raw payload is not what its checksum says")
             fragments = encrypt_fragments(chain, fragments, self._encryption.envelopes, identity.domain)
-        payload = write_bundle(chain, identity.geometry.num_groups, fragments)
-        return len(payload) if self._store.create(str(present), payload.data) else 0
+        memory = None
+        with suppress(IndexError):  # new memory costs as much again as the copy and its hash
+            memory = self._used_memory.pop()
+        payload = write_bundle(chain, identity.geometry.num_groups, fragments, memory)
+        is_new = self._store.create(str(present), payload.data)
+        self._used_memory.append(payload.base)  # not after an error: a request may still be sending it
+        return len(payload) if is_new else 0
 
     def _copied(self, source: BundleKey, target: BundleKey) -> bool:
         """Return whether the store copied an object; False as well where it copies none."""

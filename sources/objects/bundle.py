@@ -65,9 +65,13 @@ def encrypt_fragments(
 
 
 def write_bundle(
-    chain: BundleChain, num_groups: int, fragments: Sequence[StoredFragment]
+    chain: BundleChain,
+    num_groups: int,
+    fragments: Sequence[StoredFragment],
+    into: npt.NDArray[np.uint8] | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a bundle: (total_bytes,) uint8, in memory of their own.
+    """Return the bytes of a bundle: (total_bytes,) uint8, at the start of `into`, or in new memory.
+    New memory is made where `into`, which may hold anything, is shorter.
 
     `fragments` are group-major: all blocks of the first layer group, then all of the next. What is hashed
     is the copy, so a payload may change meanwhile without a bundle that contradicts itself. Raises
@@ -82,7 +86,9 @@ def write_bundle(
         entries[name] = values
     envelopes = [fragment.encryption.envelope for fragment in fragments if fragment.encryption]
     head = make_head(chain, num_groups, entries, envelopes, keys.pop())
-    bundle = np.empty(head.total_bytes, np.uint8)
+    if into is None or len(into) < head.total_bytes:
+        into = np.empty(head.total_bytes, np.uint8)
+    bundle = into[: head.total_bytes]
     end = 0
     for index, fragment in enumerate(fragments):
         start = int(head.starts[index])

@@ -5,15 +5,17 @@ import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import xxhash
 
 from kvtier.appliance.core.events import CopyFinished, ExportFinished, SourceChanged, SourceSearched
-from kvtier.appliance.core.instructions import ExportBundle, SearchBundles
+from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, SearchBundles
 from kvtier.appliance.transfer.object_edge import MAX_FAILURES, MAX_IN_FLIGHT
 from kvtier.sources.objects.layout import unpack_head
-from kvtier.sources.objects.problems import StoreProblem
+from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.tiers.base import Cause
 
 from ..loops import run
@@ -61,6 +63,33 @@ def test_memory_that_is_not_what_was_put_is_not_stored(tmp_path: Path) -> None:
 
     run(scene())
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_memory_of_an_export_is_used_again_unless_a_request_may_still_be_sending_it(tmp_path: Path) -> None:
+    payloads: list[memoryview] = []
+
+    async def scene() -> None:
+        host = Host(tmp_path)
+        await host.open()
+        create = host.store.create
+
+        def failing(key: str, payload: Any) -> bool:
+            payloads.append(payload)
+            if len(payloads) == 2:
+                raise StoreError(StoreProblem.UNREACHABLE)
+            return create(key, payload)
+
+        host.store.create = failing  # type: ignore[method-assign]
+        for number in range(1, 4):
+            host.bundle = BundleBlocks(IDENTITY, b"", 0, [bytes([number]) * 32, *NAMES[1:]][::-1])
+            host.edge.execute(host.filled(number))
+            assert (await host.last(ExportFinished, number)).is_stored == (number != 2)
+        await closed(host)
+
+    run(scene())
+    first, failed, last = (np.frombuffer(one, np.uint8) for one in payloads)
+    assert np.shares_memory(first, failed)
+    assert not np.shares_memory(failed, last)
 
 
 def test_a_fetch_ends_at_its_deadline_and_writes_no_more(tmp_path: Path) -> None:

@@ -71,6 +71,18 @@ def test_what_was_written_comes_back(codec: str, num_blocks: int, first: int) ->
     assert bytes(made.bundle[: len(pack_head(head))]) == pack_head(head)
 
 
+@pytest.mark.parametrize(("excess", "is_reused"), [(0, True), (4096, True), (-1, False)])
+def test_used_memory_gives_the_same_bundle(excess: int, is_reused: bool) -> None:
+    made = make_bundle(3)
+    used = np.full(len(made.bundle) + excess, 0xA5, np.uint8)
+    fragments = [
+        StoredFragment(memoryview(one), len(one), xxhash.xxh3_128_digest(one)) for one in made.payloads
+    ]
+    bundle = write_bundle(made.chain, GEOMETRY.num_groups, fragments, used)
+    assert bundle.tobytes() == made.bundle.tobytes()
+    assert np.shares_memory(bundle, used) == is_reused
+
+
 def test_the_first_layers_are_one_range_before_all_others() -> None:
     made = make_bundle(4)
     head = unpack_head(made.bundle.data)
