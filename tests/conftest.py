@@ -8,7 +8,7 @@ import pytest
 
 from kvtier.clients.options import DEFAULT_TIMEOUT
 
-from .daemon import PATIENT, Daemon, why_not
+from .daemon import PATIENT, Daemon, daemon_of_two_memories, why_not
 from .sources.objects.gateway import Gateway, gateway
 from .sources.objects.gateway import why_not as no_gateway
 
@@ -50,21 +50,11 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def two_memories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A running daemon of 8 MiB DRAM and 16 MiB of a second memory, empty: a full one evicts blocks."""
+    """A running daemon of two memories, empty: a full one evicts blocks."""
     if reason := why_not():
         pytest.skip(reason)
-    values = (
-        "tiers.dram.capacity=8MiB",
-        "tiers.dram.extent=2MiB",
-        "tiers.cxl={kind: memory, capacity: 16MiB}",
-    )
-    words = tuple(word for value in values for word in ("--set", value))
-    running = Daemon(tmp_path_factory.mktemp("memories"), arguments=words)
-    running.start()
-    try:
+    with daemon_of_two_memories(tmp_path_factory.mktemp("memories")) as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture

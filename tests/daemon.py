@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvtier.clients.options import Timeout
@@ -122,6 +123,22 @@ class Daemon:
             self._process.kill()
             self._process.wait()
             self._wait_for_child()
+
+
+@contextlib.contextmanager
+def daemon_of_two_memories(folder: Path) -> Iterator[Daemon]:
+    """Run a daemon of 8 MiB DRAM and 16 MiB of a second memory."""
+    values = (
+        "tiers.dram.capacity=8MiB",
+        "tiers.dram.extent=2MiB",
+        "tiers.cxl={kind: memory, capacity: 16MiB}",
+    )
+    running = Daemon(folder, arguments=tuple(word for value in values for word in ("--set", value)))
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()
 
 
 def child_of(supervisor: int) -> int:

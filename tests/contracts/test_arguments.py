@@ -24,6 +24,7 @@ from kvtier.clients import (
 )
 from kvtier.testing import FakeAppliance
 
+from ..daemon import Daemon, daemon_of_two_memories
 from .client_worlds import WORLDS, World
 
 GEOMETRY = Geometry(2, 2, 64, 16, "bfloat16", layers_per_group=1)
@@ -33,6 +34,13 @@ NAMES = prefix_hashes(GEOMETRY, range(32))
 DATA = np.zeros(2 * BLOCK, np.uint8)
 KV: Any = kvtier.clients  # without its types: they are what is wrong here
 TEXT = hashlib.sha256(b"text").hexdigest()[:32]  # as long as a hash
+
+
+@pytest.fixture(scope="module")
+def two_memories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for all tests of this file: they store next to nothing."""
+    with daemon_of_two_memories(tmp_path_factory.mktemp("memories")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module", params=list(WORLDS))
