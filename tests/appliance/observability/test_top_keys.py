@@ -21,6 +21,12 @@ ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b
 PATIENCE_S = 60.0
 
 
+def _take_terminal() -> None:
+    """Become what ^C of this terminal goes to, and hear it: tests that run in the background ignore it."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Terminal:
     """`kvtier top` in a pseudo-terminal of its own."""
 
@@ -34,7 +40,7 @@ class Terminal:
             stdout=self.theirs,
             stderr=self.theirs,
             start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # it becomes what ^C goes to
+            preexec_fn=_take_terminal,
             env=dict(os.environ, TERM="xterm-256color", COLUMNS="120", LINES="40"),
         )
         self.output = bytearray()
