@@ -84,11 +84,17 @@ class BundleTransfer:
         """Return how far a chain goes on in the store."""
         if not self._has_key(search.identity):
             return ChainFound(0, 0)
-        probes = gallop(len(search.names))
+        names, probes, num_known, epoch = search.names, gallop(len(search.names)), 0, ""
         index = next(probes)
         try:
             while True:
-                index = probes.send(self._where(search.identity, search.names[index]) is not None)
+                found = self._where(search.identity, names[index], epoch)
+                if found is not None:  # bundles of one chain are mostly of one epoch
+                    epoch = found.epoch
+                    for name in names[num_known:index]:
+                        self._epoch_of.setdefault((search.identity.digest, name), epoch)
+                    num_known = index + 1
+                index = probes.send(found is not None)
         except StopIteration as end:
             return ChainFound(end.value.num_found, end.value.num_possible)
 
@@ -113,9 +119,10 @@ class BundleTransfer:
         self._namespaces[chain.namespace_digest] = identity
         return chain
 
-    def _where(self, identity: NamespaceIdentity, name: bytes) -> BundleKey | None:
-        """Return the key of a bundle, in the newest epoch that has it; None when none has."""
-        for key in self._keys(identity, name):
+    def _where(self, identity: NamespaceIdentity, name: bytes, likely: str = "") -> BundleKey | None:
+        """Return the key of a bundle, in the first epoch that has it; None when none has.
+        Epoch `likely` is asked first where it is not known, then newer ones first."""
+        for key in self._keys(identity, name, likely):
             if self._store.size(str(key)) is not None:
                 if len(self._epoch_of) >= MAX_EPOCHS_REMEMBERED:
                     self._epoch_of.clear()
@@ -123,10 +130,10 @@ class BundleTransfer:
                 return key
         return None
 
-    def _keys(self, identity: NamespaceIdentity, name: bytes) -> list[BundleKey]:
+    def _keys(self, identity: NamespaceIdentity, name: bytes, likely: str = "") -> list[BundleKey]:
         """Return the keys that a bundle may have, the likeliest first."""
         epochs = self._epochs.alive(self._now_s())
-        known = self._epoch_of.get((identity.digest, name))
+        known = self._epoch_of.get((identity.digest, name), likely)
         if known in epochs:
             epochs.sort(key=lambda epoch: epoch != known)
         return [self._key(identity, name, epoch) for epoch in epochs]

@@ -1,0 +1,62 @@
+"""How many requests a search, and the fetches after it, take."""
+
+import importlib.util
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kvtier.appliance.core.instructions import BundleBlocks, FetchBundle, SearchBundles
+from kvtier.appliance.transfer.bundles import BundleTransfer
+from kvtier.sources.objects.keys import Epochs, bundle_key
+from kvtier.sources.objects.layout import BundleError
+from kvtier.sources.objects.store import ObjectStore
+from kvtier.tiers.block import Tier
+from tests.sources.objects.s3_server import S3Server, StoredObject, s3_server
+
+from .edge_host import IDENTITY
+
+if importlib.util.find_spec("obstore") is None:
+    pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
+
+NAMES = [bytes([number]) * 32 for number in range(32)]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with s3_server() as running:
+        for name, value in running.environment().items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+def transfer_of(server: S3Server, num_there: int, age: int) -> BundleTransfer:
+    """Return what searches a store with the first bundles of a chain, of `age` epochs ago."""
+    now_s, epochs = time.time(), Epochs(1)
+    epoch = epochs.alive(now_s)[age]
+    for name in NAMES[:num_there]:
+        key = bundle_key(epoch, "", IDENTITY.digest, name)
+        server.objects[f"fleet/{key}"] = StoredObject(b"no bundle", now_s)
+    return BundleTransfer(ObjectStore("s3://bucket/fleet"), {}, epochs, lambda: now_s, lambda deadline: None)
+
+
+@pytest.mark.parametrize(
+    ("num_there", "age", "num_heads"),
+    [(0, 0, 3), (32, 0, 6), (16, 0, 8), (32, 1, 7), (32, 2, 8), (16, 2, 10)],
+)
+def test_a_search_asks_first_where_the_chain_was_found(
+    num_there: int, age: int, num_heads: int, server: S3Server
+) -> None:
+    transfer = transfer_of(server, num_there, age)
+    found = transfer.search(SearchBundles(1, IDENTITY, NAMES))
+    assert found.num_found == num_there
+    assert server.count("head") == num_heads
+
+
+def test_a_fetch_of_what_a_search_passed_over_asks_once(server: S3Server) -> None:
+    transfer = transfer_of(server, 32, 2)
+    transfer.search(SearchBundles(1, IDENTITY, NAMES))
+    bundle = BundleBlocks(IDENTITY, b"", 0, [NAMES[2]])
+    with pytest.raises(BundleError):
+        transfer.fetch(FetchBundle(bundle, Tier.DRAM, [], 1e9), lambda copy, outcomes: None)
+    assert server.count("get") == 1
