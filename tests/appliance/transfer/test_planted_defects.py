@@ -24,8 +24,9 @@ def _believes_payloads(head: Any, group: int, block: int, stored: Any, into: Any
     return raw_checksum
 
 
-def _believes_memory(chain: Any, num_groups: int, fragments: Sequence[Any]) -> Any:
-    return write_bundle(chain, num_groups, [one._replace(checksum=checksum(one.stored)) for one in fragments])
+def _believes_memory(chain: Any, num_groups: int, fragments: Sequence[Any], into: Any = None) -> Any:
+    believed = [one._replace(checksum=checksum(one.stored)) for one in fragments]
+    return write_bundle(chain, num_groups, believed, into)
 
 
 def _reads_to_the_end(self: Any, most: int) -> memoryview:
