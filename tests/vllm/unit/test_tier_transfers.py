@@ -133,8 +133,8 @@ def test_a_load_stops_where_something_is_gone(appliance: FakeAppliance) -> None:
 
 
 def test_large_loads_and_long_chains_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 9 * ROW_BYTES)  # pieces of 8: a bundle of a source
-    appliance = FakeAppliance(64 * ROW_BYTES, max_blocks_per_request=8)
+    monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 15 * ROW_BYTES)  # pieces of 8: a bundle of a source
+    appliance = FakeAppliance(64 * ROW_BYTES, max_blocks_per_request=20)
     rows, into = pool(), np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
     job = TierJob(1, (run(range(NUM_ROWS), range(NUM_ROWS)),))
     with appliance.client() as client:
