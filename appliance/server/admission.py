@@ -2,8 +2,8 @@
 
 gRPC hands one call after the other to the event loop and keeps the rest in a queue of its own. The length of
 that queue cannot be read, so it is measured as time: now and then the daemon makes a call to itself, a probe,
-which waits in the same queue (queue_probe.py). Once probes have taken longer than MAX_DELAY_NS for BURST_NS,
-calls are refused whenever they do, until none has for CALM_NS. A refusal costs a fifth of a lookup.
+which waits in the same queue (queue_probe.py). Once probes have been late (MAX_DELAYS_NS) for BURST_NS, calls
+are refused whenever they are, until none was for CALM_NS. A refusal costs a fifth of a lookup.
 
 Meanwhile callers take turns. Each call belongs to a lane, one for each caller; a lane that had a turn in the
 present round has the next one after NUM_CALLS_PER_TURN calls for each turn of the round. So a caller with few
@@ -22,13 +22,13 @@ from typing import Final
 
 from ..errors import ApplianceError, error
 
-#: Delay of the queue above which calls are refused. A standing queue settles near it, and a refusal waits
-#: in the same queue.
-MAX_DELAY_NS: Final = 25_000_000
+#: Delay of a probe above which it is late, by the least number of calls beside it; any one suffices. With few
+#: calls it is the machine that makes it late; more than 32 are more than one connection has in progress.
+#: A standing queue settles near its bound, and a refusal waits in the same queue.
+MAX_DELAYS_NS: Final = {33: 10_000_000, 8: 25_000_000}
 BURST_NS: Final = 200_000_000  # for which a longer delay is no overload: clients that start together
-LEAST_CALLS: Final = 8  # beside a probe, from which it is they that make it late, and not the machine
 CALM_NS: Final = 1_000_000_000  # after the last refusal, until a burst is tolerated again
-MAX_RETRY_NS: Final = 1_000_000_000
+MAX_RETRY_NS: Final = 4_000_000_000  # with 1 s, 3,000 callers came again faster than they could be refused
 NUM_CALLS_PER_TURN: Final = 5  # a refusal costs a fifth of a lookup: refusals take at most half of the loop
 NUM_CALLS_PER_PROBE: Final = 16
 _FIRST_SERVICE_NS = 1_000_000
@@ -87,7 +87,7 @@ class Admission:
 
     def begin_probe(self, now_ns: int) -> bool:
         """Return whether a probe is due, which is then under way: after some calls or a late probe."""
-        is_due = self._num_unprobed >= NUM_CALLS_PER_PROBE or self._delay_ns > MAX_DELAY_NS
+        is_due = self._num_unprobed >= NUM_CALLS_PER_PROBE or self._delay_ns > min(MAX_DELAYS_NS.values())
         if self._probed_at is not None or not is_due:
             return False
         self._probed_at = now_ns
@@ -100,7 +100,7 @@ class Admission:
         if self._probed_at is None:
             return
         self._delay_ns, self._num_beside = now_ns - self._probed_at if has_arrived else 0, self._num_unprobed
-        if self._delay_ns <= MAX_DELAY_NS:
+        if not _is_late(self._delay_ns, self._num_beside):
             self._late_since = None
         elif self._late_since is None:
             self._late_since = self._probed_at
@@ -114,7 +114,7 @@ class Admission:
 
     def _is_overloaded(self, now_ns: int) -> bool:
         """Return whether calls are to be refused now."""
-        if self.delay_ns(now_ns) <= MAX_DELAY_NS or max(self._num_beside, self._num_unprobed) < LEAST_CALLS:
+        if not _is_late(self.delay_ns(now_ns), max(self._num_beside, self._num_unprobed)):
             if now_ns > self._sheds_until and self._served:
                 self._served.clear()
                 self._returns_at.clear()
@@ -125,3 +125,8 @@ class Admission:
             return False
         self._sheds_until = now_ns + CALM_NS
         return True
+
+
+def _is_late(delay_ns: int, num_beside: int) -> bool:
+    """Return whether a probe with so many calls beside it was late because of them."""
+    return any(num_beside >= least and delay_ns > max_ns for least, max_ns in MAX_DELAYS_NS.items())

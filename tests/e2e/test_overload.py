@@ -47,9 +47,8 @@ def serve(folder: Path, **sections: Any) -> DaemonThread:
 @pytest.fixture
 def overloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonThread]:
     """A daemon to which every queue is too long."""
-    monkeypatch.setattr(admission, "MAX_DELAY_NS", -1)
+    monkeypatch.setattr(admission, "MAX_DELAYS_NS", {0: -1})
     monkeypatch.setattr(admission, "BURST_NS", -1)
-    monkeypatch.setattr(admission, "LEAST_CALLS", 0)
     monkeypatch.setattr(admission, "NUM_CALLS_PER_PROBE", 1)
     with serve(folder) as served:
         yield served

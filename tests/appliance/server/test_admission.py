@@ -10,7 +10,8 @@ from kvtier.appliance.server.admission import Admission
 
 MS = 1_000_000
 FOREVER = float("inf")
-LATE_NS = 3 * admission.MAX_DELAY_NS
+LATE_NS = 3 * max(admission.MAX_DELAYS_NS.values())
+FEW_CALLS, MANY_CALLS = sorted(admission.MAX_DELAYS_NS)
 
 
 class Queue:
@@ -28,7 +29,7 @@ class Queue:
             return refusal
         return None
 
-    def probe(self, delay_ns: int, num_calls: int = 2 * admission.LEAST_CALLS, lane: str = "crowd") -> None:
+    def probe(self, delay_ns: int, num_calls: int = 2 * FEW_CALLS, lane: str = "crowd") -> None:
         """Have a probe take `delay_ns`, during which calls come."""
         if not self.admission.begin_probe(self.now_ns):
             for _ in range(admission.NUM_CALLS_PER_PROBE):
@@ -43,7 +44,7 @@ class Queue:
         """Have probes be late for longer than a burst."""
         for _ in range(admission.BURST_NS // LATE_NS + 2):
             self.probe(LATE_NS)
-        assert self.admission.delay_ns(self.now_ns) > admission.MAX_DELAY_NS
+        assert self.admission.delay_ns(self.now_ns) > max(admission.MAX_DELAYS_NS.values())
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def queue() -> Queue:
 
 def test_while_probes_are_quick_every_call_is_admitted(queue: Queue) -> None:
     for _ in range(50):
-        queue.probe(admission.MAX_DELAY_NS)
+        queue.probe(admission.MAX_DELAYS_NS[FEW_CALLS])
         assert [queue.call("a") for _ in range(100)] == [None] * 100
 
 
@@ -77,6 +78,14 @@ def test_no_hint_is_later_than_the_limit(queue: Queue) -> None:
     queue.overload()
     hints_s = [found.retry_after_s for _ in range(10_000) if (found := queue.call("a")) is not None]
     assert max(hints_s) == admission.MAX_RETRY_NS / 1e9
+
+
+def test_refused_callers_come_again_no_faster_than_they_are_served(queue: Queue) -> None:
+    """3,000 callers, told to come again within a second, were more than could be refused."""
+    queue.overload()
+    in_2_s = int(1e9 / queue.admission.service_ns)  # two calls for each that was refused
+    hints_s = [found.retry_after_s for _ in range(in_2_s) if (found := queue.call("a")) is not None]
+    assert len(set(hints_s)) == len(hints_s) > in_2_s // 2
 
 
 def test_a_flood_refuses_no_call_of_a_quiet_caller(queue: Queue) -> None:
@@ -129,6 +138,17 @@ def test_a_machine_that_stops_is_no_overload(queue: Queue) -> None:
         assert queue.call("crowd") is None
 
 
+@pytest.mark.parametrize(("num_calls", "is_refused"), [(MANY_CALLS, True), (MANY_CALLS - 1, False)])
+def test_the_more_calls_are_beside_a_probe_the_earlier_it_is_late(
+    queue: Queue, num_calls: int, is_refused: bool
+) -> None:
+    """With 25 ms for any number of them, a refusal itself waited for 25 ms and more."""
+    delay_ns = (admission.MAX_DELAYS_NS[MANY_CALLS] + admission.MAX_DELAYS_NS[FEW_CALLS]) // 2
+    for _ in range(admission.BURST_NS // delay_ns + 2):
+        queue.probe(delay_ns, num_calls)
+    assert any(queue.call("a") for _ in range(10)) is is_refused
+
+
 def test_a_probe_that_got_lost_says_nothing(queue: Queue) -> None:
     queue.overload()
     assert queue.admission.begin_probe(queue.now_ns)
@@ -145,7 +165,7 @@ def test_a_probe_under_way_counts_before_it_is_back(queue: Queue) -> None:
     assert queue.admission.begin_probe(queue.now_ns)
     assert not queue.admission.begin_probe(queue.now_ns), "one at a time"
     queue.now_ns += LATE_NS
-    assert any(queue.call("a") for _ in range(2 * admission.LEAST_CALLS))
+    assert any(queue.call("a") for _ in range(2 * FEW_CALLS))
 
 
 def test_the_service_time_is_learnt_from_probes(queue: Queue) -> None:
