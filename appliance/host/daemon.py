@@ -352,8 +352,7 @@ class Daemon:
             counters[f"nvme_to_hbm_{name}"] += number
         for reason, number in (self.local.counters if self.local is not None else Counter[str]()).items():
             counters[f"local_closed_{reason.replace(' ', '_')}"] += number
-        for reason, number in self.listeners.counters.items():
-            counters[f"grpc_closed_{reason}"] += number
+        counters.update({f"grpc_{name}": number for name, number in self.listeners.counters.items()})
         return counters
 
     def check_integrity(self) -> list[str]:

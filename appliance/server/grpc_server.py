@@ -28,7 +28,7 @@ from ...v1.conversions import urgency_to_wire
 from ...v1.local import MAX_PAYLOAD_BYTES
 from ..core.catalog.catalog import NO_ROW
 from ..core.shares import Shares
-from ..errors import REASONS, ApplianceError, error, trailing_metadata
+from ..errors import REASONS, AccessError, ApplianceError, error, trailing_metadata
 from ..event_log import BlockEvent, EventLog
 from ..security.callers import Caller, CallRates
 from ..security.rights import Right, right_of
@@ -241,16 +241,18 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((generic,))
 
     def _serve_openly(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
-        """Serve a service of gRPC's own. Every connection is answered; only streams count, by caller.
+        """Serve a service of gRPC's own. Every connection is answered, and streams count, by caller.
 
-        A health check costs as little as its refusal would, so it does not queue.
+        A health check costs as little as its refusal would, so none is refused: a user that makes too many
+        of them is read from no longer.
         """
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in descriptor.methods:
             takes, gives = _codecs(method)
             handler = getattr(servicer, method.name)
             if not method.server_streaming:
-                methods[method.name] = grpc.unary_unary_rpc_method_handler(handler, takes, gives)
+                charged = self._charged(handler)
+                methods[method.name] = grpc.unary_unary_rpc_method_handler(charged, takes, gives)
             elif method.client_streaming:
                 bounded = self._bounded(handler)
                 methods[method.name] = grpc.stream_stream_rpc_method_handler(bounded, takes, gives)
@@ -260,10 +262,20 @@ class GrpcServer:
         generic = grpc.method_handlers_generic_handler(descriptor.full_name, methods)
         self._server.add_generic_rpc_handlers((generic,))
 
+    def _charged(self, handler: Handler) -> Handler:
+        """Wrap a handler of unary calls that no admission bounds."""
+
+        async def unary(request: Any, context: Context) -> Any:
+            self._listeners.charge(context)
+            return await handler(request, context)
+
+        return unary
+
     def _bounded(self, handler: Handler) -> Handler:
         """Wrap a handler of streams: their number is bounded, and each caller has a share."""
 
         async def stream(request: Any, context: Context) -> None:
+            self._listeners.charge(context)
             caller = self._listeners.peer_of(context)
             if not self._open_streams.take(caller, 1):
                 message = f"{caller} has too many streams of health and reflection; end some"
@@ -325,8 +337,12 @@ class GrpcServer:
         Raises AccessError without an identity, or without the right; BusyError under overload, which an
         administrator's calls are not subject to, or when the caller has too many calls of the kind.
         """
-        principal = self._listeners.principal_of(context)
-        right.require(principal)
+        try:
+            principal = self._listeners.principal_of(context)
+            right.require(principal)
+        except AccessError:
+            self._listeners.charge(context)
+            raise
         remaining_s, lane, now_ns = context.time_remaining(), right.lane(principal), monotonic_ns()
         if not right.is_administrative(principal):
             self._admission.admit(

@@ -78,7 +78,7 @@ class Listeners:
 
     @property
     def counters(self) -> Counter[str]:
-        """Connections to Unix sockets that were closed at once, by reason."""
+        """Connections to Unix sockets that were closed at once, by reason, and calls that were held."""
         return sum((proxy.counters for proxy in self._proxies), Counter())
 
     def set_mode(self, socket_mode: int) -> None:
@@ -108,6 +108,11 @@ class Listeners:
                 "this port takes bearer tokens, and none came; name a file with one in KVTIER_TOKEN_FILE",
             )
         return principal
+
+    def charge(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        """Count a call that no admission bounds. Over TCP none is."""
+        for proxy in self._proxies:
+            proxy.charge(context.peer())
 
     def peer_of(self, context: "grpc.aio.ServicerContext[Any, Any]") -> str:
         """Return the user or the host at the other end of a connection, whatever it proved."""

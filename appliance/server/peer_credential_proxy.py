@@ -18,6 +18,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,11 @@ log = logging.getLogger(__name__)
 INNER_SUFFIX = ".grpc"
 CHUNK_BYTES = 256 << 10
 MAX_CONNECTIONS = 1024  # a user may have as many as it leaves free: alone a half
+#: Calls of a user that no admission bounds, which users of no tenant have together. A refusal would cost as
+#: much as an answer: beyond it nothing is read from the connection, which costs nothing.
+OPEN_CALLS_PER_S = 100.0
+OPEN_BURST_S = 1.0  # of them may come at once
+MAX_HOLD_S = 60.0
 
 
 class PeerCredentialProxy:
@@ -55,14 +61,15 @@ class PeerCredentialProxy:
         self.path = path
         self.inner = path.with_name(path.name + INNER_SUFFIX)
         self._mode = mode
-        self.counters: Counter[str] = Counter()  # connections that were closed at once, by reason
+        self.counters: Counter[str] = Counter()  # connections closed at once, by reason; calls that were held
         self._principal_of_user = principal_of_user
         self._is_stranger = is_stranger
         self._shares = Shares(MAX_CONNECTIONS)
         self._num_strangers = 0
         self._socket: socket.socket | None = None
         self._peers: dict[str, tuple[int, int]] = {}  # user and group, by gRPC's name of a connection
-        self._connections: set[_ProxiedConnection] = set()
+        self._connections: dict[str, _ProxiedConnection] = {}  # by the same name
+        self._open_calls_end_at: dict[str, float] = {}  # of each user, at OPEN_CALLS_PER_S
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -71,6 +78,24 @@ class PeerCredentialProxy:
         """Return the principal of gRPC's connection `peer`; None: it did not come through here."""
         known = self._peers.get(peer)
         return self._principal_of_user(*known) if known is not None else None
+
+    def charge(self, peer: str) -> None:
+        """Count a call of gRPC's connection `peer` that no admission bounds: a health check, or a refusal.
+
+        While its user makes more than OPEN_CALLS_PER_S, nothing is read from the connections that make them.
+        Calls of administrators do not count.
+        """
+        connection, (uid, gid) = self._connections.get(peer), self._peers.get(peer, (0, 0))
+        if connection is None or self._principal_of_user(uid, gid).is_admin:
+            return
+        user, now = "of no tenant" if self._is_stranger(uid, gid) else f"uid {uid}", time.monotonic()
+        ends_at = self._open_calls_end_at
+        if len(ends_at) > MAX_CONNECTIONS:
+            ends_at = self._open_calls_end_at = {name: at for name, at in ends_at.items() if at > now}
+        ends_at[user] = max(ends_at.get(user, 0.0), now - OPEN_BURST_S) + 1 / OPEN_CALLS_PER_S
+        if ends_at[user] > now:
+            self.counters["calls_held"] += 1
+            connection.hold(min(ends_at[user] - now, MAX_HOLD_S))
 
     def set_mode(self, mode: int) -> None:
         """Change the permissions of the socket."""
@@ -107,7 +132,7 @@ class PeerCredentialProxy:
             for path in (self.path, self.inner):
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
-        for connection in list(self._connections):
+        for connection in list(self._connections.values()):
             connection.close()
 
     def _accept(self) -> None:
@@ -129,9 +154,9 @@ class PeerCredentialProxy:
         _, uid, gid = peer_of(outer)
         user, is_stranger = f"uid {uid}", self._is_stranger(uid, gid)
         if is_stranger and self._num_strangers >= MAX_STRANGERS:
-            self._turn_away(outer, "of_no_tenant", f"{user} belongs to no tenant")
+            self._turn_away(outer, "closed_of_no_tenant", f"{user} belongs to no tenant")
         elif not self._shares.take(user, 1):
-            self._turn_away(outer, "too_many", f"{user} has too many connections")
+            self._turn_away(outer, "closed_too_many", f"{user} has too many connections")
         else:
             self._num_strangers += is_stranger
             self._join(outer, uid, gid, is_stranger)
@@ -164,24 +189,23 @@ class PeerCredentialProxy:
         peer = f"unix-abstract:{name}"
         self._peers[peer] = (uid, gid)
 
-        def ended(connection: "_ProxiedConnection") -> None:
-            self._connections.discard(connection)
-            del self._peers[peer]
+        def ended() -> None:
+            del self._connections[peer], self._peers[peer]
             self._leave(uid, is_stranger)
 
-        self._connections.add(_ProxiedConnection(outer, inner, ended))
+        self._connections[peer] = _ProxiedConnection(outer, inner, ended)
 
 
 class _ProxiedConnection:
     """Two connected sockets; what comes in at one goes out at the other, until either ends."""
 
-    def __init__(
-        self, outer: socket.socket, inner: socket.socket, ended: "Callable[[_ProxiedConnection], None]"
-    ) -> None:
+    def __init__(self, outer: socket.socket, inner: socket.socket, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._sockets = (outer, inner)
         self._ended = ended
         self._is_closed = False
+        self._unread: Counter[socket.socket] = Counter()  # reasons not to read: the target is full, a hold
+        self._held_until = 0.0
         for source, target in ((outer, inner), (inner, outer)):
             self._loop.add_reader(source, self._carry, source, target)
 
@@ -194,7 +218,32 @@ class _ProxiedConnection:
             self._loop.remove_reader(end)
             self._loop.remove_writer(end)
             end.close()
-        self._ended(self)
+        self._ended()
+
+    def hold(self, seconds: float) -> None:
+        """Read nothing from the outer end for `seconds` from now, or longer if that was said before."""
+        is_held, self._held_until = self._held_until > 0, max(self._held_until, self._loop.time() + seconds)
+        if not is_held and not self._is_closed:
+            self._pause(self._sockets[0])
+            self._loop.call_later(seconds, self._end_hold)
+
+    def _end_hold(self) -> None:
+        left_s = self._held_until - self._loop.time()
+        if left_s > 0:
+            self._loop.call_later(left_s, self._end_hold)
+        else:
+            self._held_until = 0.0
+            self._go_on(*self._sockets)
+
+    def _pause(self, source: socket.socket) -> None:
+        self._unread[source] += 1
+        self._loop.remove_reader(source)
+
+    def _go_on(self, source: socket.socket, target: socket.socket) -> None:
+        """End one `_pause`."""
+        self._unread[source] -= 1
+        if not self._unread[source] and not self._is_closed:
+            self._loop.add_reader(source, self._carry, source, target)
 
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
         """Forward what can be read; while the target's buffer is full, stop reading."""
@@ -218,10 +267,10 @@ class _ProxiedConnection:
             self.close()
             return
         if sent < len(data):
-            self._loop.remove_reader(source)
+            self._pause(source)
             self._loop.add_writer(target, self._resume, data[sent:], source, target)
 
     def _resume(self, data: memoryview, source: socket.socket, target: socket.socket) -> None:
         self._loop.remove_writer(target)
-        self._loop.add_reader(source, self._carry, source, target)
+        self._go_on(source, target)
         self._pass_on(data, source, target)

@@ -187,6 +187,53 @@ def test_a_call_without_its_request_ends(folder: Path, monkeypatch: pytest.Monke
         assert detail_of(caught.value).reason == "BAD_REQUEST"
 
 
+# ----------------------------------------------------------------- calls that no admission bounds
+
+
+NUM_OPEN_CALLS = 300
+
+
+def check_health(channel: grpc.Channel) -> Any:
+    return health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+
+
+def lookup_without_a_tenant(channel: grpc.Channel) -> Any:
+    return KVCacheServiceStub(channel).Lookup.future(pb.LookupRequest(namespace_id=1), timeout=WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("uid", "call"),
+    [(4001, check_health), (4002, check_health), (4002, lookup_without_a_tenant)],
+    ids=["health checks of a tenant", "health checks of no tenant", "refusals of no tenant"],
+)
+def test_a_flood_that_no_admission_bounds_is_read_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, call: Any
+) -> None:
+    """Before: all of them were answered, and everything else waited."""
+    monkeypatch.setattr(peer_credential_proxy, "OPEN_CALLS_PER_S", 1e-3)
+    monkeypatch.setattr(peer_credential_proxy, "OPEN_BURST_S", 20e3)  # 20 calls
+    uids = {"now": uid}
+    monkeypatch.setattr(peer_credential_proxy, "peer_of", lambda connection: (1, uids["now"], uids["now"]))
+    settings = small_settings(tmp_path, tenants={"acme": {"members": ["uid:4001", "uid:4003"]}})
+    with DaemonThread(settings) as served, channel_to(served) as flooding, contextlib.ExitStack() as undo:
+        grpc.channel_ready_future(flooding).result(WAIT_S)
+        calls = [call(flooding) for _ in range(NUM_OPEN_CALLS)]
+        deadline_at = time.monotonic() + WAIT_S
+        while not served.call(served.daemon.counters)["grpc_calls_held"]:
+            assert time.monotonic() < deadline_at, "none was held"
+            time.sleep(0.01)
+        for other in (4003, 0):  # another user of the tenant; an administrator
+            uids["now"] = other
+            channel = undo.enter_context(channel_to(served))
+            for _ in range(10):
+                assert check_health(channel).result().status == health_pb2.HealthCheckResponse.SERVING
+        AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=WAIT_S)
+        num_answered = sum(one.done() for one in calls)
+        assert 20 <= num_answered <= 20 + 2 * 32, "those, and what the connection had in progress"
+        for one in calls:
+            one.cancel()
+
+
 # ------------------------------------------------------------------------------ too many connections
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.security.principals import COMMON, Principal
-from kvtier.appliance.server import local_server
+from kvtier.appliance.server import local_server, peer_credential_proxy
 from kvtier.appliance.server.peer_credential_proxy import PeerCredentialProxy
 
 from ..appliance.loops import run, turns
@@ -139,5 +139,48 @@ def test_a_server_that_ends_ends_its_connections(tmp_path: Path) -> None:
         await turns()
         for one in (writer, late):
             one.close()
+
+    run(main())
+
+
+def test_what_a_held_connection_sent_arrives_after_the_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the server does not read, so that there are two reasons not to read from the client."""
+    monkeypatch.setattr(peer_credential_proxy, "OPEN_BURST_S", 0.0)
+    monkeypatch.setattr(peer_credential_proxy, "OPEN_CALLS_PER_S", 1e4)
+
+    async def main() -> None:
+        proxy = PeerCredentialProxy(tmp_path / "g.sock", 0o660, who)
+        arrived, may_read, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        peers: list[str] = []
+        received = bytearray()
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peers.append(f"unix-abstract:{writer.get_extra_info('socket').getpeername()[1:].decode()}")
+            arrived.set()
+            await may_read.wait()
+            while chunk := await reader.read(100_000):
+                received.extend(chunk)
+            writer.close()
+            ended.set()
+
+        data = os.urandom(NUM_BYTES)
+        proxy.prepare()
+        async with await asyncio.start_unix_server(take, proxy.inner):
+            proxy.start()
+            _, writer = await asyncio.open_unix_connection(proxy.path)
+            await arrived.wait()
+            sending = asyncio.create_task(_send(writer, data))
+            for _ in range(100):
+                proxy.charge(peers[0])
+                await asyncio.sleep(0)
+            assert proxy.counters["calls_held"] == 100
+            may_read.set()
+            await sending
+            writer.close()
+            await ended.wait()
+            assert received == data
+            proxy.stop()
 
     run(main())
