@@ -57,6 +57,8 @@ class Keeping:
         self._rng = Random(f"kept memory of {world.seed}")
         self._strays = Random(f"strays of {world.seed}")
         self.is_on = self._rng.random() < KEEPING_FRACTION
+        #: What the living daemon, the first, was handed over and has not verified yet, by tier and place.
+        self._unread: tuple[Daemon | None, dict[tuple[Tier, int], tuple[FragmentLabel, int]]] = (None, {})
 
     def keep(self, daemon: Daemon, erased: set[int]) -> Kept:
         """Return what a daemon that just died has in the host's memory, without tokens that were erased."""
@@ -69,8 +71,19 @@ class Keeping:
                         continue
                     extent = kept.extents.setdefault((tier, extent_of(place)), {})
                     extent[slot_of(place)] = _as_found(label), token
+        self._keep_unread(kept, daemon, erased)
         self._plant_strays(kept)
         return kept
+
+    def _keep_unread(self, kept: Kept, daemon: Daemon, erased: set[int]) -> None:
+        """Add what a daemon that died once more had not come to: the headers stand as they were found."""
+        owner, unread = self._unread
+        for (tier, place), (label, token) in unread.items() if owner is daemon else ():
+            slot = daemon.memories[tier].slot(place)
+            is_there = slot.label is None and slot.token == token and token not in erased
+            if is_there and label.namespace_id in kept.identities:
+                kept.extents.setdefault((tier, extent_of(place)), {})[slot_of(place)] = label, token
+                self._world.counts["kept_twice"] += 1
 
     def _plant_strays(self, kept: Kept) -> None:
         """Put fragments of one isolation domain into extents of another."""
@@ -101,6 +114,14 @@ class Keeping:
             for slot, (_, token) in slots.items():
                 daemon.memories[tier].slot(place_of(number, slot)).token = token
                 daemon.unfound.add(token)
+        self._unread = (
+            daemon,
+            {
+                (tier, place_of(number, slot)): one
+                for (tier, number), slots in kept.extents.items()
+                for slot, one in slots.items()
+            },
+        )
 
     def adopt(self, kept: Kept, daemon: Daemon) -> None:
         """Let the extents come back, now or bit by bit."""
@@ -147,7 +168,7 @@ class Keeping:
     def _find(self, daemon: Daemon, event: ev.ExtentFound) -> None:
         """Tell what the headers of an extent name, whose bytes are given back if that is nothing."""
         if not event.fragments:
-            daemon.memories[event.tier].forget(event.extent)
+            daemon.memories[event.tier].forget(event.extent)  # and so not kept once more
         daemon.step(event)
         if daemon.is_alive:
             daemon.oracle.check_domains()
@@ -180,6 +201,7 @@ class Keeping:
         catalog = daemon.planner.catalog
         wanted, unknown = [], set()
         for (place, label), is_right in zip(event.fragments, event.are_right, strict=True):
+            self._unread[1].pop((event.tier, place), None)
             token = kept.extents[event.tier, extent_of(place)][slot_of(place)][1]
             daemon.unfound.discard(token)
             if is_right and not self._is_stored(daemon, label) and token not in self._contents.doomed:
