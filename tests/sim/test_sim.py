@@ -64,6 +64,7 @@ FAILED_ONCE = {
     "an extent of dram never left while nothing could be spilled": (1_000_335,),
     "no defect: clients did not expect that a namespace is refused to a tenant": (1_000_063, 1_001_377),
     "an acquire loaded what was arriving elsewhere, out of a tier that had gone offline": (1_000_266,),
+    "an acquire that had waited for a search made its session as urgent as it was when it came": (1_005_780,),
     "no defect: a write that went astray in the crash itself was not known to do damage": (1_002_025,),
 }  # fmt: skip
 

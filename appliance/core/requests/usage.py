@@ -1,12 +1,13 @@
 """Usage: what requests say about the blocks they read or put, for sessions, policies and the catalog."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ....policies.base import Use
 from ....tiers.block import NO_SESSION, Urgency
 from ..catalog.core_state import CoreState
 from ..catalog.runs import touch_run
-from ..events import RetentionHint
+from ..events import AcquireRequested, RetentionHint
 from .retention import RetentionHints
 from .sessions import Sessions
 
@@ -43,6 +44,15 @@ class Usage:
         touch_run(core, rows, NO_SESSION if session is None else session.urgency)
         core.story.count("blocks_used", len(rows))
         return applies
+
+    def note_urgency(self, event: AcquireRequested) -> AcquireRequested:
+        """Set the urgency of the session of an acquire that may have to wait; return the acquire without it.
+        Set when its wait has ended, it would undo what the session was told meanwhile."""
+        if not event.session_id or event.urgency is None:
+            return event
+        session = self._sessions.open(event.session_id, event.client)
+        self._sessions.update(session, event.urgency, session.deadline_at)
+        return replace(event, urgency=None)
 
     def stored(
         self, readable: list[int], new: Sequence[int], session_id: str, client: int, num_asked: int

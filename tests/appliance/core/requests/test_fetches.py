@@ -7,7 +7,7 @@ from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
 from kvtier.appliance.core.results import Refusal
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyOutcome
-from kvtier.tiers.block import NamespaceIdentity, Tier
+from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
 
 from ..rig import CLIENT, GEOMETRY, Rig, hashes
 
@@ -120,6 +120,19 @@ def test_a_failed_fetch_is_a_shorter_prefix_and_not_tried_again_at_once() -> Non
     rig.tick(61)
     rig.acquire(chain)
     assert searches(rig), "a minute later it is asked for again"
+
+
+def test_a_session_is_as_urgent_as_it_was_told_last() -> None:
+    """Not as an acquire said that has waited since then: blocks of a decoding session are never evicted."""
+    rig, chain = with_source(), hashes("a", SIZE)
+    call = rig.acquire(chain, session_id="s", urgency=Urgency.QUEUED)
+    search = searches(rig)[0].search
+    rig.do(ev.SessionUpdated(CLIENT, "s", Urgency.DECODING))
+    rig.do(ev.SourceSearched(search, 0, 0))
+    assert rig.answer(call).last
+    session = rig.planner.sessions.get("s")
+    assert session is not None
+    assert session.urgency is Urgency.DECODING
 
 
 def test_what_is_missing_is_remembered() -> None:
