@@ -147,6 +147,7 @@ def described(head: BundleHead) -> dict[str, Any]:
         "num_blocks": head.num_blocks,
         "num_groups": head.num_groups,
         "key": f"{head.key:08x}" if head.key else "",
+        "are_names_hidden": head.chain.is_hidden,
         "profile": head.chain.profile_digest.hex(),
         "bytes": head.total_bytes,
         "raw_bytes": int(raw.sum(dtype="i8")),

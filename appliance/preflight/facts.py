@@ -11,6 +11,7 @@ import platform
 import resource
 import stat
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -49,6 +50,9 @@ from .probes import Node
 
 #: A person waits for the doctor.
 TRIAL_LIMITS: Final = StoreLimits(connect_s=3.0, idle_s=5.0, request_s=20.0, num_retries=1, retry_s=5.0)
+
+
+STORE_WAIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,11 +348,19 @@ def gather_master_keys(settings: Settings) -> MasterKeyFile | None:
 
 def gather_fleet_keys(settings: Settings) -> str:
     """Return what keeps the master keys from opening the object store's tenant keys; empty: nothing.
-    Empty, too, when the store does not answer, at once or within two seconds: it is not waited for."""
+    Empty, too, when the store does not answer within STORE_WAIT_S: no start waits for a store."""
     path, url = settings.encryption.master_key, settings.object.url
     if path is None or not url or _is_closed(path):
         return ""
-    limits = StoreLimits(connect_s=1.0, idle_s=1.0, request_s=2.0, num_retries=0, retry_s=0.0)
+    found: list[str] = []
+    trial = threading.Thread(target=lambda: found.append(_try_fleet_keys(path, url)), daemon=True)
+    trial.start()
+    trial.join(STORE_WAIT_S)
+    return found[0] if found else ""
+
+
+def _try_fleet_keys(path: Path, url: str) -> str:
+    limits = StoreLimits(connect_s=1.0, idle_s=1.0, request_s=STORE_WAIT_S, num_retries=0, retry_s=0.0)
     try:
         FleetKeys(load_master_keys(path)).open(ObjectStore(url, limits=limits))
     except StoreError as problem:

@@ -11,8 +11,10 @@ from click.testing import CliRunner, Result
 
 from kvtier.appliance.cli import objects_expire
 from kvtier.appliance.cli.app import cli
+from kvtier.sources.objects.fleet_keys import FleetKeys
 from kvtier.sources.objects.keys import HOST_HEX, Epochs, ManifestKey, bundle_key
 from kvtier.sources.objects.store import ObjectStore
+from kvtier.tiers.encryption.master_keys import MasterKeys
 from tests.sources.objects.bundles import RED, make_bundle
 from tests.sources.objects.gateway import Gateway
 
@@ -260,3 +262,27 @@ def test_nothing_is_deleted_by_a_clock_that_is_wrong(tmp_path: Path, monkeypatch
 def stored(folder: Path) -> set[str]:
     """Return the keys of a store in a folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_tenant_is_erased_without_a_key_and_another_one_is_not(tmp_path: Path) -> None:
+    store = ObjectStore(f"file://{tmp_path}")
+    keys = FleetKeys(MasterKeys(bytes(range(32))))
+    keys.open(store)
+    before = keys.key_for_writing("tenant:red")
+    filled(tmp_path)
+    made = make_bundle(1)
+    blue = str(bundle_key(FUTURE, "tenant:blue", RED.digest, made.chain.names[-1]))
+    store.create(blue, made.bundle.data)
+    refused = CliRunner().invoke(cli, ["objects", "erase-tenant", f"file://{tmp_path}", "red"], input="n\n")
+    assert refused.exit_code != 0
+    assert keys.key("tenant:red", before.id) == before
+    answer = json.loads(run("erase-tenant", f"file://{tmp_path}", "red", "--yes", "--json").stdout)
+    assert answer == {"num_bundles": 3}
+    assert [one.key for one in store.objects("v1/b/")] == [blue]
+    keys.refresh(0)
+    assert keys.names("tenant:red") is None
+    assert (
+        run("erase-tenant", f"file://{tmp_path}", "red", "--yes").stdout == "erased red: 0 bundles deleted\n"
+    )
+    wrong = run("erase-tenant", f"file://{tmp_path}", "red/eu", "--yes")
+    assert (wrong.exit_code, "group:NAME" in wrong.stderr) == (2, True)

@@ -1,5 +1,7 @@
 """A reader of bundles in plain Python, written from docs/bundle-format.md and nothing else."""
 
+import hmac
+import json
 import struct
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ class Payload(NamedTuple):
 class Bundle(NamedTuple):
     """What the head of a bundle says, and its fragments."""
 
+    is_hidden: bool  # names are as `hide` returns them
     namespace: bytes
     parent: bytes | None
     position: int
@@ -31,7 +34,8 @@ class Bundle(NamedTuple):
 def read(data: bytes, data_key: bytes = b"") -> Bundle:
     """Return the bundle in `data`. Raises AssertionError."""
     magic, version, incompat, flags, b, g, position, key, length = struct.unpack_from("<8sHHIIIIIQ", data)
-    assert (magic, version, incompat >> 1) == (b"kvtbundl", 1, 0)
+    assert (magic, version, incompat >> 2) == (b"kvtbundl", 1, 0)
+    assert incompat != 2
     assert 0 < b * g <= 4096
     assert length == len(data)
     namespace, parent, profile = (data[at : at + 32] for at in (40, 72, 104))
@@ -64,7 +68,26 @@ def read(data: bytes, data_key: bytes = b"") -> Bundle:
             payload, raw_hash = decrypt(data_key, key.to_bytes(4, "big") + identity, envelope, payload)
         payloads.append(Payload(names[block], group, codec, bits, payload, raw_hash, raw))
     assert at == len(data)
-    return Bundle(namespace, parent if flags & 1 else None, position, names, payloads)
+    return Bundle(incompat > 1, namespace, parent if flags & 1 else None, position, names, payloads)
+
+
+def hide(data_key: bytes, what: str, *parts: bytes) -> bytes:
+    """Return what stands for a `namespace`, a `block` or a `parent`."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    key = HKDF(SHA256(), 32, bytes(32), b"kvtier name key 1").derive(data_key)
+    return hmac.digest(key, b"kvtier " + what.encode() + b"".join(parts), "sha256")
+
+
+def unwrap(master_key: bytes, name: str, data: bytes) -> bytes:
+    """Return the data key that an object called `name` holds. Raises InvalidTag."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    wrap = json.loads(data)
+    bound = b"kvtier fleet key" + wrap["id"].to_bytes(4, "big") + name.encode()
+    wrapped = bytes.fromhex(wrap["wrapped"])
+    return AESGCM(master_key).decrypt(wrapped[:12], wrapped[12:], bound)
 
 
 def decrypt(data_key: bytes, bound: bytes, envelope: bytes, payload: bytes) -> tuple[bytes, bytes]:

@@ -13,13 +13,16 @@ import pytest
 import xxhash
 
 from kvtier.sources.objects.bundle import StoredFragment, read_fragment, verify_bundle, write_bundle
+from kvtier.sources.objects.fleet_keys import FleetKeys
+from kvtier.sources.objects.hidden import HiddenNames
 from kvtier.sources.objects.layout import BundleChain, unpack_head
+from kvtier.sources.objects.store import ObjectStore
 from kvtier.tiers.base import Encryption
 from kvtier.tiers.block import Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.records import RecordCodecs
 from kvtier.tiers.cold.record_io import Opener
 from kvtier.tiers.encryption.envelope import Envelopes
-from kvtier.tiers.encryption.keyring import FILE_NAME, Keyring
+from kvtier.tiers.encryption.keyring import FILE_NAME, DataKey, Keyring
 from kvtier.tiers.encryption.master_keys import MasterKeys
 
 from . import bundle_reader
@@ -38,8 +41,12 @@ def namespace() -> NamespaceIdentity:
 
 
 def chain_of(vector: dict[str, Any]) -> BundleChain:
+    """Return the chain of a vector as it stands in the head."""
     digest, parent = (bytes.fromhex(vector[name]) for name in ("namespace_digest", "parent_hash"))
-    return BundleChain(digest, parent, vector["position"], tuple(map(bytes.fromhex, vector["names"])))
+    chain = BundleChain(digest, parent, vector["position"], tuple(map(bytes.fromhex, vector["names"])))
+    if "hidden" not in vector:
+        return chain
+    return HiddenNames(DataKey(vector["key_id"], bytes.fromhex(vector["data_key"]))).chain(chain)
 
 
 def opener_of(vector: dict[str, Any], folder: Path) -> Opener:
@@ -53,7 +60,7 @@ def opener_of(vector: dict[str, Any], folder: Path) -> Opener:
         content = {"format": "kvtier keys", "version": 1, "keys": keys, "erased": {}}
         (folder / FILE_NAME).write_text(json.dumps(content))
         envelopes = Envelopes(Keyring(folder, masters))
-    namespaces = {identity.digest: identity}
+    namespaces = {chain_of(vector).namespace_digest: identity}
     return Opener(namespaces, RecordCodecs(namespaces), envelopes)
 
 
@@ -74,9 +81,11 @@ def test_bundles_are_read_as_specified(vector: dict[str, Any], tmp_path: Path) -
 @bundle_vector
 def test_the_page_is_enough_to_read_bundles(vector: dict[str, Any]) -> None:
     found = bundle_reader.read(bytes.fromhex(vector["bundle"]), bytes.fromhex(vector.get("data_key", "")))
-    assert found.namespace.hex() == vector["namespace_digest"]
-    assert (found.parent or b"").hex() == vector["parent_hash"]
-    assert [name.hex() for name in found.names] == vector["names"]
+    shown = vector.get("hidden", vector)
+    assert found.is_hidden == ("hidden" in vector)
+    assert found.namespace.hex() == shown["namespace_digest"]
+    assert (found.parent or b"").hex() == shown["parent_hash"]
+    assert [name.hex() for name in found.names] == shown["names"]
     groups = range(len(vector["payloads"]) // len(found.names))
     assert [(one.group, one.name) for one in found.payloads] == list(itertools.product(groups, found.names))
     for one, payload in zip(found.payloads, vector["payloads"], strict=True):
@@ -101,6 +110,34 @@ def test_bundles_are_written_byte_by_byte_as_specified(vector: dict[str, Any]) -
         stored = memoryview(data)[start:end]
         fragments.append(StoredFragment(stored, len(payload), checksum, label.codec_id, label.is_spent, seal))
     assert write_bundle(chain_of(vector), head.num_groups, fragments).tobytes() == data
+
+
+def test_names_are_hidden_as_specified() -> None:
+    [vector] = [one for one in VECTORS["bundles"] if "hidden" in one]
+    data_key, digest = bytes.fromhex(vector["data_key"]), bytes.fromhex(vector["namespace_digest"])
+    hidden, parent = vector["hidden"], bytes.fromhex(vector["parent_hash"])
+    assert bundle_reader.hide(data_key, "namespace", digest).hex() == hidden["namespace_digest"]
+    assert bundle_reader.hide(data_key, "parent", digest, parent).hex() == hidden["parent_hash"]
+    names = [bundle_reader.hide(data_key, "block", digest, bytes.fromhex(name)) for name in vector["names"]]
+    assert [name.hex() for name in names] == hidden["names"]
+    chain = chain_of(vector)
+    assert (chain.namespace_digest.hex(), chain.parent_hash.hex()) == (
+        hidden["namespace_digest"],
+        hidden["parent_hash"],
+    )
+    assert [name.hex() for name in chain.names] == hidden["names"]
+
+
+def test_wrapped_keys_are_read_as_specified(tmp_path: Path) -> None:
+    [vector] = VECTORS["tenant_keys"]
+    data_key, master_key = bytes.fromhex(vector["data_key"]), bytes.fromhex(vector["master_key"])
+    assert bundle_reader.unwrap(master_key, vector["key"], vector["object"].encode()) == data_key
+    pytest.importorskip("obstore")
+    store = ObjectStore(f"file://{tmp_path}")
+    store.create(vector["key"], memoryview(vector["object"].encode()))
+    keys = FleetKeys(MasterKeys(master_key))
+    keys.open(store)
+    assert keys.key_for_writing(vector["tenant"]).secret == data_key
 
 
 def test_the_worked_example_of_the_page_is_the_first_vector() -> None:

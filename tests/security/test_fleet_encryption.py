@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 from kvtier.appliance.config import Settings
 from kvtier.appliance.errors import StartError
+from kvtier.appliance.preflight.facts import gather_fleet_keys
 from kvtier.clients import Geometry, NamespaceIdentity
 from kvtier.sources.objects.keys import tenant_folder
 from kvtier.tiers.encryption.master_keys import key_id
@@ -177,3 +179,19 @@ def test_another_master_key_wraps_what_the_store_has(tmp_path: Path, nvme: bool)
     with Served(settings(tmp_path, "two", OTHER)) as two:
         open_source(two)
         np.testing.assert_array_equal(read(two), data[: len(data) * 2 // 3])
+
+
+def test_a_start_waits_for_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes connections and never answers says nothing about its keys."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        found = settings(tmp_path, "one")
+        with_s3 = found.model_copy(
+            update={"object": found.object.model_copy(update={"url": "s3://kv/fleet"})}
+        )
+        assert gather_fleet_keys(with_s3) == ""
+        with Served(with_s3) as served:
+            data = served.put(NAMES)
+            np.testing.assert_array_equal(served.client.get(served.namespace, NAMES).data, data)
