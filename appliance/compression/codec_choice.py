@@ -20,14 +20,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...tiers.block import NamespaceIdentity, Tier
 from ...tiers.codecs.base import Codec, Shape, shape_of
 from ...tiers.codecs.lossy.profiled import Profiled
 from ...tiers.codecs.needs import Need
 from ...tiers.codecs.records import RecordCodecs
-from ...tiers.codecs.registry import codec_named
+from ...tiers.codecs.registry import codec_named, codec_of_record
 from ..appliance import Appliance
 from ..config import CompressionSettings
 from ..core.encodings import Encoding
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 CANDIDATES = ("exponents", "planes")  # of `auto`, beside identity
 DEFAULT_BANDWIDTH_BYTES_PER_S = 1e9  # of the device, until it is measured
+EXPORT_BANDWIDTH_BYTES_PER_S = 0.3e9  # of one fetch, to a real gateway; a connection to S3 gives less
 INTERVAL_S = 15.0
 GLANCE_S = 1.0  # how soon a dtype that was not there before is noticed
 MIN_DECODED_BYTES = 64 << 20  # before what records tell replaces the measurement
@@ -139,6 +140,15 @@ class CodecSelection:
         """Bytes of payload a second that one thread decodes, by dtype and codec; 0 where it cannot.
         Empty until something was measured."""
         return dict(self._speeds)
+
+    def export_codecs(self, identity: NamespaceIdentity) -> list[Codec | None]:
+        """Return the exact codec of each layer group in bundles of an object store; None: as they are.
+
+        As on nvme, but for the bandwidth that `auto` goes by: a network takes longer. Any thread may call it.
+        """
+        chosen = replace(self._chosen, bandwidth_bytes_per_s=EXPORT_BANDWIDTH_BYTES_PER_S)
+        encodings = chosen.exact_encodings_of(identity)
+        return [codec_of_record(one.codec_id, b"") if one is not None else None for one in encodings]
 
     def expect(self, dtypes: frozenset[str]) -> None:
         """Measure for these dtypes before any namespace has them."""

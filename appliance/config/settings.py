@@ -93,9 +93,9 @@ class Settings(Section):
     policy: Policy = Policy()
     """Policies of eviction, admission and prefetch, by name."""
     compression: CompressionSettings = CompressionSettings()
-    """Codecs of fragments in nvme and in streams."""
+    """Codecs of fragments in nvme, in an object store and in streams."""
     encryption: EncryptionSettings = EncryptionSettings()
-    """Encryption of nvme."""
+    """Encryption of nvme and of an object store."""
     object: ObjectSettings = ObjectSettings()
     """Store of blocks that hosts share."""
     leases: LeaseSettings = LeaseSettings()

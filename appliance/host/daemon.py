@@ -100,7 +100,9 @@ class Daemon:
         self.reload.profiles = assembly.profiles
         self.source = build_object_edge(settings, self.appliance, assembly)
         self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly, self.source)
-        self.codec_selection = build_codec_selection(settings, self.appliance, self.planner, assembly)
+        self.codec_selection = build_codec_selection(
+            settings, self.appliance, self.planner, assembly, self.source
+        )
         self.scrubber = build_scrubber(self.appliance, self.planner, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()

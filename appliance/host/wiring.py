@@ -71,12 +71,16 @@ def build_rotation(
 
 
 def build_codec_selection(
-    settings: Settings, appliance: Appliance, planner: Planner, assembly: Assembly
+    settings: Settings,
+    appliance: Appliance,
+    planner: Planner,
+    assembly: Assembly,
+    source: ObjectEdge | None,
 ) -> CodecSelection | None:
     """Return what measures and chooses codecs of the cold store; None without one."""
     if assembly.store is None:
         return None
-    return CodecSelection(
+    selection = CodecSelection(
         settings.compression,
         appliance,
         assembly.store.codecs,
@@ -84,6 +88,9 @@ def build_codec_selection(
         appliance.mover.statistics,
         min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),
     )
+    if source is not None:
+        source.codecs = selection.export_codecs
+    return selection
 
 
 def build_object_edge(settings: Settings, appliance: Appliance, assembly: Assembly) -> ObjectEdge | None:

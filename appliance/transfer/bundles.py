@@ -4,18 +4,25 @@
     fetch     one request for the head, one for all payloads; each fragment is verified where it is to stay
     export    HEAD; a copy inside the store when an older epoch has it; else one PUT that creates
 
+Fragments are encoded on their way out where a codec pays, by an exact one: other hosts get what was put.
 With keys of a fleet every fragment is encrypted, names are hidden, and nothing that is plain is believed.
 Whatever is wrong with an object, it is a miss, with a cause. What was found in which epoch is remembered, so
 that the fetch after a search asks once.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...sources.objects.bundle import StoredFragment, encrypt_fragments, read_fragment, write_bundle
+from ...sources.objects.bundle import (
+    StoredFragment,
+    encode_fragment,
+    encrypt_fragments,
+    read_fragment,
+    write_bundle,
+)
 from ...sources.objects.finding import gallop
 from ...sources.objects.fleet_keys import FleetKeys
 from ...sources.objects.keys import BundleKey, Epochs, bundle_key
@@ -23,13 +30,16 @@ from ...sources.objects.layout import BundleChain, BundleError, BundleHead, head
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore
 from ...tiers.base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, Engine, MemoryEngine
-from ...tiers.block import NamespaceIdentity, Tier, tenant_of
+from ...tiers.block import FragmentLabel, NamespaceIdentity, Tier, tenant_of
+from ...tiers.codecs.base import Codec, shape_of
 from ...tiers.codecs.records import RecordCodecs
 from ...tiers.cold.record_io import Opener
 from ...tiers.encryption.envelope import Envelopes
 from ...tiers.payload import checksum, copy
 from ..core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchBundles
 
+#: The exact codec of each layer group of a namespace; None: as they are. Called in threads.
+ExportCodecs: TypeAlias = Callable[[NamespaceIdentity], Sequence[Codec | None]]
 MAX_EPOCHS_REMEMBERED: Final = 65_536
 
 
@@ -67,8 +77,10 @@ class BundleTransfer:
         now_s: Callable[[], float],
         check: Callable[[float], None],
         encryption: FleetEncryption | None = None,
+        codecs: ExportCodecs | None = None,
     ) -> None:
         self._store = store
+        self._codecs = codecs
         self._encryption = encryption
         self._namespaces: dict[bytes, NamespaceIdentity] = {}  # by digest, as in heads
         envelopes = encryption.envelopes if encryption is not None else None
@@ -221,13 +233,9 @@ class BundleTransfer:
         if found == present or (found is not None and self._copied(found, present)):
             return 0
         chain = self._chain(export.bundle)
-        fragments = [
-            StoredFragment(self._memory(tier).view(place, label.raw_length), label.raw_length, label.checksum)
-            for tier, place, label in export.fragments
-        ]
+        codecs = self._codecs(identity) if self._codecs is not None else ()
+        fragments = [self._encoded(identity, codecs, *fragment) for fragment in export.fragments]
         if self._encryption is not None:
-            if any(checksum(one.stored) != one.checksum for one in fragments):
-                raise CopyError(Cause.WRONG_CHECKSUM, "a raw payload is not what its checksum says")
             fragments = encrypt_fragments(chain, fragments, self._encryption.envelopes, identity.domain)
         memory = None
         with suppress(IndexError):  # new memory costs as much again as the copy and its hash
@@ -245,6 +253,23 @@ class BundleTransfer:
             if failure.problem is not StoreProblem.UNSUPPORTED:
                 raise
             return False
+
+    def _encoded(
+        self,
+        identity: NamespaceIdentity,
+        codecs: Sequence[Codec | None],
+        tier: Tier,
+        place: int,
+        label: FragmentLabel,
+    ) -> StoredFragment:
+        """Return a fragment as it is to be stored. Raises CopyError when it is not what was put."""
+        raw = self._memory(tier).view(place, label.raw_length)
+        codec = codecs[label.group] if codecs else None
+        if (codec is not None or self._encryption is not None) and checksum(raw) != label.checksum:
+            raise CopyError(Cause.WRONG_CHECKSUM, "a raw payload is not what its checksum says")
+        if codec is None:
+            return StoredFragment(raw, label.raw_length, label.checksum)
+        return encode_fragment(raw, label.checksum, codec, shape_of(identity.geometry, label.group))
 
 
 class _Reader:

@@ -36,7 +36,7 @@ from ...tiers.encryption.envelope import Envelopes
 from ..core.events import CopyFinished, Event, ExportFinished, SourceChanged, SourceSearched
 from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
 from ..histogram import Histogram
-from .bundles import BundleTransfer, ChainFound, FleetEncryption, Stop, cause_of
+from .bundles import BundleTransfer, ChainFound, ExportCodecs, FleetEncryption, Stop, cause_of
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class ObjectEdge:
         keys: FleetKeys | None = None,
     ) -> None:
         self.keys = keys
+        self.codecs: ExportCodecs | None = None  # what encodes exports, read when the store is opened
         self._encryption: FleetEncryption | None = None
         if keys is not None:
             self._encryption = FleetEncryption(keys, envelopes := Envelopes(keys))
@@ -235,7 +236,13 @@ class ObjectEdge:
         if self.keys is not None:
             self.keys.open(store)
         return BundleTransfer(
-            store, self._engines, Epochs(EPOCH_DAYS), self._now_s, self._check, self._encryption
+            store,
+            self._engines,
+            Epochs(EPOCH_DAYS),
+            self._now_s,
+            self._check,
+            self._encryption,
+            self.codecs,
         )
 
     def _looked(self, future: "Future[Any]") -> None:

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from kvtier.clients import Client, Geometry, NamespaceIdentity
+from kvtier.sources.objects.layout import unpack_head
 from kvtier.sources.objects.store import ObjectStore
+from kvtier.tiers.codecs.exact.planes import Planes
 from tests.sources.objects.gateway import Gateway
 
 from ..daemon import PATIENT, Daemon
@@ -55,7 +57,7 @@ def data_of(chain: int) -> Any:
 
 
 @contextmanager
-def host(folder: Path, url: str, share: str, policy: Path | None = None) -> Iterator[Daemon]:
+def host(folder: Path, url: str, share: str, policy: Path | None = None, **more: str) -> Iterator[Daemon]:
     """Start a daemon with memory and a disk of its own that uses the store at `url`."""
     folder.mkdir()
     values = {
@@ -67,6 +69,7 @@ def host(folder: Path, url: str, share: str, policy: Path | None = None) -> Iter
         "observe.http": "off",
         "object.url": url,
         **({"object.share": share} if policy is None else {}),
+        **{key.replace("__", "."): value for key, value in more.items()},
     }
     words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     daemon = Daemon(folder, policy, arguments=tuple(words))
@@ -202,6 +205,25 @@ def test_a_damaged_object_is_a_miss(tmp_path: Path, damage: str) -> None:
             second, 7 if damage == "flipped" else BUNDLE_BLOCKS, range(1)
         )  # in the last fragment of block 7
         expect(second, STORED_BLOCKS, range(1, NUM_CHAINS))
+        assert second.stop() == 0
+
+
+def test_bundles_are_encoded_as_on_nvme(tmp_path: Path) -> None:
+    store, url = tmp_path / "store", f"file://{tmp_path / 'store'}"
+    store.mkdir()
+    data, names = data_of(0) % 8, names_of(0)
+    with host(tmp_path / "first", url, "eager", compression__codec="planes") as first:
+        with Client(first.target, timeout=PATIENT) as client:
+            assert client.put(client.register(IDENTITY), names, data).complete
+        until(lambda: len(bundles(store)) == STORED_BLOCKS // BUNDLE_BLOCKS)
+        assert first.stop() == 0
+    heads = [unpack_head(path.read_bytes()) for path in store.glob("v1/b/*/*/*/*")]
+    assert {int(codec) for head in heads for codec in head.entries["codec"]} == {Planes.codec_id}
+    with host(tmp_path / "second", url, "off") as second:
+        with Client(second.target, timeout=PATIENT) as client:
+            got = client.get(client.register(IDENTITY), names)
+            assert got.num_blocks == STORED_BLOCKS
+            np.testing.assert_array_equal(got.data, data[: STORED_BLOCKS * GEOMETRY.block_bytes])
         assert second.stop() == 0
 
 

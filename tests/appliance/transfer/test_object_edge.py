@@ -10,16 +10,34 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+import zstandard
 
 from kvtier.appliance.core.events import CopyFinished, ExportFinished, SourceChanged, SourceSearched
 from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, SearchBundles
-from kvtier.appliance.transfer.object_edge import MAX_FAILURES, MAX_IN_FLIGHT
-from kvtier.sources.objects.layout import unpack_head
+from kvtier.appliance.transfer.object_edge import EPOCH_DAYS, MAX_FAILURES, MAX_IN_FLIGHT
+from kvtier.sources.objects.bundle import StoredFragment, write_bundle
+from kvtier.sources.objects.keys import Epochs, bundle_key
+from kvtier.sources.objects.layout import BundleChain, unpack_head
 from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.tiers.base import Cause
+from kvtier.tiers.block import Tier
+from kvtier.tiers.codecs.registry import codec_named
 
 from ..loops import run
-from .edge_host import BLUE, BUNDLE, DEADLINE_S, IDENTITY, MASTER, NAMES, RED, Host, closed, exported, fetched
+from .edge_host import (
+    BLUE,
+    BUNDLE,
+    DEADLINE_S,
+    GEOMETRY,
+    IDENTITY,
+    MASTER,
+    NAMES,
+    RED,
+    Host,
+    closed,
+    exported,
+    fetched,
+)
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
@@ -338,5 +356,76 @@ def test_a_store_with_another_master_key_is_not_used(tmp_path: Path) -> None:
         assert other.causes() == {10: {Cause.SOURCE_GONE}, 11: {Cause.SOURCE_GONE}}
         await closed(one)
         await closed(other)
+
+    run(scene())
+
+
+# ----------------------------------------------------------------------------------------- codecs
+
+
+def compressible(host: Host) -> ExportBundle:
+    """Put a bundle of few different numbers into memory; return its export."""
+    fragments = []
+    for place, label in host.places():
+        payload = np.arange(label.raw_length, dtype=np.uint16) % (5 + label.position) + label.group
+        label.checksum = host.memory.write(place, label, payload.astype(np.uint8).data)
+        fragments.append((Tier.DRAM, place, label))
+    return ExportBundle(1, host.bundle, fragments)
+
+
+@pytest.mark.parametrize("master", [b"", MASTER], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("codec", ["planes", "zstd"])
+def test_bundles_are_encoded_and_decoded_bit_for_bit(tmp_path: Path, codec: str, master: bytes) -> None:
+    async def scene() -> None:
+        one, other = Host(tmp_path, master, RED), Host(tmp_path, master, RED)
+        one.edge.codecs = lambda identity: [codec_named(codec)] * identity.geometry.num_groups
+        await one.open()
+        export = compressible(one)
+        one.edge.execute(export)
+        assert (await one.last(ExportFinished)).is_stored
+        [path] = objects(tmp_path)
+        head = unpack_head(path.read_bytes())
+        assert set(head.entries["codec"]) == {codec_named(codec).codec_id}
+        assert head.total_bytes < sum(label.raw_length for _, _, label in export.fragments)
+        await other.open()
+        fetch = other.fetch()
+        other.edge.execute(fetch)
+        await other.last(CopyFinished, 2)
+        assert other.causes() == {10: {None}, 11: {None}}
+        items = [item for _, part in fetch.batches for item in part]
+        assert other.bytes_at(items) == [label.checksum for _, _, label in export.fragments]
+        await closed(one)
+        await closed(other)
+
+    run(scene())
+
+
+def test_what_no_codec_makes_shorter_is_stored_as_it_is(tmp_path: Path) -> None:
+    async def scene() -> None:
+        host = Host(tmp_path)
+        host.edge.codecs = lambda identity: [codec_named("zstd"), None]
+        await exported(host)
+        [path] = objects(tmp_path)
+        assert not unpack_head(path.read_bytes()).entries["codec"].any()
+        await closed(host)
+
+    run(scene())
+
+
+def test_a_payload_that_decodes_to_more_than_it_says_is_a_miss(tmp_path: Path) -> None:
+    async def scene() -> None:
+        host = Host(tmp_path)
+        await host.open()
+        bomb = zstandard.ZstdCompressor().compress(bytes(64 << 20))
+        length = GEOMETRY.fragment_bytes[0]
+        chain = BundleChain(IDENTITY.digest, b"", 0, tuple(NAMES))
+        one = StoredFragment(memoryview(bomb[:length]), length, bytes(16), codec_named("zstd").codec_id)
+        bundle = write_bundle(chain, GEOMETRY.num_groups, [one] * GEOMETRY.num_groups * len(NAMES))
+        epoch = Epochs(EPOCH_DAYS).present(time.time())
+        host.store.create(str(bundle_key(epoch, "", IDENTITY.digest, NAMES[-1])), bundle.data)
+        host.edge.execute(host.fetch())
+        await host.last(CopyFinished, 2)
+        assert host.causes() == {10: {Cause.WRONG_CHECKSUM}, 11: {Cause.WRONG_CHECKSUM}}
+        await closed(host)
 
     run(scene())
