@@ -228,8 +228,10 @@ def test_a_flood_that_no_admission_bounds_is_read_no_longer(
             for _ in range(10):
                 assert check_health(channel).result().status == health_pb2.HealthCheckResponse.SERVING
         AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=WAIT_S)
-        num_answered = sum(one.done() for one in calls)
-        assert 20 <= num_answered <= 20 + 2 * 32, "those, and what the connection had in progress"
+        # gRPC itself ends some with REFUSED_STREAM, when one begins before another one's end was written.
+        codes = [one.code() for one in calls if one.done()]
+        num_answered = sum(code is not grpc.StatusCode.UNAVAILABLE for code in codes)
+        assert 20 <= num_answered <= 20 + 32, "those, and what the connection had in progress"
         for one in calls:
             one.cancel()
 
