@@ -98,11 +98,9 @@ class Daemon:
         self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
         self.reload.parts.append(self._adopt)
         self.reload.profiles = assembly.profiles
-        self.source = build_object_edge(settings, self.appliance, assembly)
-        self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly, self.source)
-        self.codec_selection = build_codec_selection(
-            settings, self.appliance, self.planner, assembly, self.source
-        )
+        self.source = source = build_object_edge(settings, self.appliance, assembly)
+        self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly, source)
+        self.codec_selection = build_codec_selection(settings, self.appliance, self.planner, assembly, source)
         self.scrubber = build_scrubber(self.appliance, self.planner, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
