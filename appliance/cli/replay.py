@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from ...tiers.ladder import STANDARD, Ladder, with_memory
 from ..config import SettingsError
 from ..config.units import parse_bytes, parse_duration
 from ..core.options import PlannerOptions, WriteMode
+from ..core.requests.fetches import LATENCY_S as STORE_LATENCY_S
 from ..observability.pictures import CannotDraw, check_target
 from ..replay import report
 from ..replay.chart import write_chart
@@ -27,6 +29,7 @@ from ..replay.setups import UNBOUNDED, ModelShape, Setup, choice_of, require_roo
 from ..replay.sweep import run_setups
 from ..replay.traces import Trace, TraceError
 from ..replay.virtual import EdgeSpeed, default_speeds
+from ..replay.virtual_store import StoreModel
 from .output import console, print_json, talk
 from .target import Failed, json_option
 
@@ -103,6 +106,13 @@ def trace_options(command: Any) -> Any:
     show_default=True,
     help="With --tiers: when blocks are copied into nvme, as `tiers.nvme.write` says.",
 )
+@click.option(
+    "--object",
+    "stores",
+    multiple=True,
+    metavar="SIZE@SPEED[@LATENCY]",
+    help="With --tiers: also with an object store under them, e.g. '1TiB@1GB/s@30ms'. May be repeated.",
+)
 @trace_options
 @click.option(
     "--chart", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture: .png, .svg or .html."
@@ -114,6 +124,7 @@ def replay(
     capacity: str,
     tiers: Sequence[str],
     write: WriteMode,
+    stores: Sequence[str],
     first: int | None,
     block_tokens: int,
     content_ids: bool,
@@ -148,6 +159,9 @@ def replay(
         trace = read(trace_path, block_tokens, content_ids, first)
         if tiers:
             setups = _timed_setups(policies, list(zip(tiers, sizes, strict=True)), write, trace, shape)
+            setups += [_with_store(setup, text) for text in stores for setup in setups]
+        elif stores:
+            raise ValueError("--object is what lies under --tiers; name them, too")
         else:
             setups = _untimed_setups(policies, capacity, trace, shape)
     except (ValueError, UnknownPolicy, SettingsError) as error:
@@ -190,6 +204,19 @@ def _timed_setups(
         for label, (ladder, size) in sizes
         for policy in policies
     ]
+
+
+def _with_store(setup: Setup, text: str) -> Setup:
+    """Return a setup with an object store under its tiers. Raises ValueError."""
+    size, _, speed = text.partition("@")
+    bandwidth, _, latency = speed.partition("@")
+    if not bandwidth:
+        raise ValueError(f"{text!r} is no object store; write SIZE@SPEED[@LATENCY], e.g. 1TiB@1GB/s@30ms")
+    latency_s = parse_duration(latency) if latency else STORE_LATENCY_S
+    model = StoreModel(parse_bytes(size), parse_bytes(bandwidth.removesuffix("/s")), latency_s)
+    if model.bandwidth_bytes_per_s <= 0:
+        raise ValueError(f"{text!r}: a store of no bandwidth never answers")
+    return replace_fields(setup, capacity=f"{setup.capacity} object={text}", store=model)
 
 
 def _untimed_setups(policies: Sequence[str], capacity: str, trace: Trace, shape: ModelShape) -> list[Setup]:

@@ -40,6 +40,8 @@ class Outcome:
     #: What the planner counted, by name.
     counters: dict[str, int] = field(default_factory=dict)
     num_refused_blocks: int = 0  # of puts: no room, parent missing, not admitted
+    #: What an object store was used for, by name; empty without one.
+    store: dict[str, float] = field(default_factory=dict)
     cpu_s: float = 0.0
     #: What the audit after the run found; empty: nothing.
     problems: list[str] = field(default_factory=list)

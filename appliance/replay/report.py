@@ -41,6 +41,8 @@ def tables(trace: Trace, outcomes: Sequence[Outcome]) -> RenderableType:
     parts: list[RenderableType] = [Text(about(trace)), hits(outcomes)]
     if any(outcome.ttft_s for outcome in outcomes):
         parts += [Text(), times(outcomes)]
+    if any(outcome.store for outcome in outcomes):
+        parts += [Text(), stores(outcomes)]
     if any(any(outcome.prefetch.values()) for outcome in outcomes):
         parts += [Text(), prefetches(outcomes)]
     for outcome in outcomes:
@@ -89,6 +91,33 @@ def times(outcomes: Sequence[Outcome]) -> Table:
             about_bytes(outcome.edge_bytes.get("nvme>dram", 0)),
             about_bytes(written),
             about_bytes(outcome.nvme_written_bytes_per_day),
+        )
+    return table
+
+
+def stores(outcomes: Sequence[Outcome]) -> Table:
+    """Return what an object store brought, and what it cost."""
+    table = _table("policy", "capacity")
+    _add_figures(
+        table,
+        ("store sent", "store fetched", "bundles stored", "ever fetched", "requests", "prefill fetched"),
+    )
+    _add_figures(table, ["dollars"])
+    for outcome in outcomes:
+        if not outcome.store:
+            continue
+        store = outcome.store
+        share = store["num_bundles_read"] / (store["num_bundles_stored"] or 1)
+        table.add_row(
+            outcome.policy,
+            outcome.capacity,
+            about_bytes(store["stored_bytes"]),
+            about_bytes(store["fetched_bytes"]),
+            f"{store['num_bundles_stored']:,.0f}",
+            f"{share:.0%}",
+            f"{store['num_requests']:,.0f}",
+            about_duration(store["prefill_saved_s"]),
+            f"{store['dollars']:.2f}",
         )
     return table
 

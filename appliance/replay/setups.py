@@ -23,6 +23,7 @@ from ..config import Settings, units
 from ..core.options import PlannerOptions
 from .traces import MIN_GAP_S, Trace, TraceNamespace
 from .virtual import cold_room_bytes
+from .virtual_store import StoreModel
 
 UNBOUNDED = "unbounded"
 #: Untimed, a put waits only while room is being made; this is less than the time between two requests.
@@ -104,6 +105,7 @@ class Setup:
     #: Copies take their time on a virtual clock, and so does prefill.
     is_timed: bool = False
     ladder: Ladder = STANDARD
+    store: StoreModel | None = None  # an object store under the tiers
 
     @property
     def label(self) -> str:

@@ -13,19 +13,30 @@ cache makes of it, without a queue for the GPU.
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from ...tiers.block import Urgency
 from ..core import events as ev
-from ..core.instructions import CancelCopy, Copy, FreeSegment, HastenCopy, Reply
+from ..core.instructions import (
+    CancelCopy,
+    Copy,
+    ExportBundle,
+    FetchBundle,
+    FreeSegment,
+    HastenCopy,
+    Reply,
+    SearchBundles,
+)
 from ..core.results import AcquireResult, Refusal, Result
+from ..core.worth import day_bill
 from .outcomes import Outcome, hits_by_tier, percentiles
 from .setups import Setup
 from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
 from .traces import NO_BLOCK, Trace
 from .virtual import EdgeSpeed, VirtualClock, VirtualMover, default_speeds
+from .virtual_store import LIST_PRICES, VirtualStore
 
 #: A Tick that continues work comes this much later: what a step of the daemon takes.
 BUSY_TICK_S = 1e-3
@@ -65,6 +76,15 @@ class TimedShell(Shell):
         self._prefill_s = self._saved_s = 0.0
         for edge, speed in self.speeds.items():
             self._announce(edge, speed)
+        self._store = VirtualStore(self.clock, setup.store, self._step) if setup.store is not None else None
+        self._fetched_s = 0.0  # of prefill, of what was fetched
+        if self._store is not None:
+            self.execute |= {
+                SearchBundles: self._store.search,
+                FetchBundle: self._fetch,
+                ExportBundle: self._store.export,
+            }
+            self.step(ev.SourceChanged(True), 0.0)
 
     def run(self) -> Outcome:
         """Replay the whole trace. Returns the outcome, audited."""
@@ -208,6 +228,30 @@ class TimedShell(Shell):
         else:
             super()._reply(reply)
 
+    def _fetch(self, fetch: FetchBundle) -> None:
+        assert self._store is not None
+        items = fetch.batches[0][1]
+        first = fetch.bundle.position + items[0].source
+        namespace_id = items[0].label.namespace_id
+        self._fetched_s += self.planner.costs.recompute_s(namespace_id, first, len(items))
+        self._store.fetch(fetch)
+
+    def _store_figures(self) -> dict[str, float]:
+        """Return what the store was used for; nothing without one."""
+        if self._store is None:
+            return {}
+        usage, prices = self._store.usage, self.setup.options.prices
+        bill = day_bill(prices if any(astuple(prices)) else LIST_PRICES, usage)
+        return {
+            "num_bundles_stored": usage["stored"],
+            "num_bundles_read": usage["read"],
+            "stored_bytes": usage["sent_bytes"],
+            "fetched_bytes": usage["received_bytes"],
+            "num_requests": usage["put"] + usage["get"] + usage["head"],
+            "prefill_saved_s": self._fetched_s,
+            "dollars": sum(bill.values()),
+        }
+
     def _free_segment(self, instruction: FreeSegment) -> None:
         freed = ev.SegmentFreed(instruction.segment)
         self.clock.at(self.clock.now + FREE_SEGMENT_S, lambda: self._step(freed))
@@ -258,6 +302,7 @@ class TimedShell(Shell):
             ttft_s=percentiles(ttft_s),
             counters=dict(self.planner.story.counters),
             num_refused_blocks=self.num_refused_blocks,
+            store=self._store_figures(),
             cpu_s=cpu_s,
             problems=self.planner.check_integrity(),
         )

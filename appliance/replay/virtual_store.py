@@ -1,0 +1,125 @@
+"""VirtualStore: an object store on the virtual clock, under the one host that is replayed.
+
+What it brings is what the host's own tiers had dropped: the trace of one host does not say what other hosts
+would have stored for it. A search takes a round trip for each probe, a bundle one before its first byte.
+Bundles share a link in each direction and are stored and read one after the other. One that was neither
+stored nor read for KEPT_DAYS is forgotten, as epochs are, and the one used longest ago beyond the capacity.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from ...sources.objects.finding import gallop
+from ...tiers.base import Cause, CopyOutcome
+from ..core.events import CopyFinished, Event, ExportFinished, SourceSearched
+from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
+from ..core.worth import KEPT_DAYS, SourcePrices
+from .virtual import LANDED, VirtualClock
+
+#: What a large provider lists, in dollars: used where the policy says no prices.
+LIST_PRICES: Final = SourcePrices(gb_month=0.023, thousand_puts=0.005, thousand_gets=0.0004)
+KEPT_S: Final = KEPT_DAYS * 86_400.0
+
+
+class StoreModel(NamedTuple):
+    """What a store can do."""
+
+    capacity_bytes: float
+    bandwidth_bytes_per_s: float  # in each direction
+    latency_s: float  # of a request
+
+
+class _Bundle:
+    __slots__ = ("is_read", "num_bytes", "used_at")
+
+    def __init__(self, num_bytes: int, used_at: float) -> None:
+        self.num_bytes, self.used_at, self.is_read = num_bytes, used_at, False
+
+
+class VirtualStore:
+    """Answers the planner's instructions about a source; `finished` hears of each end."""
+
+    def __init__(self, clock: VirtualClock, model: StoreModel, finished: Callable[[Event], None]) -> None:
+        self._clock, self._model, self._finished = clock, model, finished
+        self._bundles: OrderedDict[tuple[bytes, bytes], _Bundle] = OrderedDict()  # used longest ago first
+        self._num_bytes = 0
+        self._free_at = {"sent_bytes": 0.0, "received_bytes": 0.0}  # of the link in each direction
+        #: Requests by operation, `sent_bytes`, `received_bytes`; bundles `stored` and, of these, ever `read`.
+        self.usage: Counter[str] = Counter()
+
+    def search(self, search: SearchBundles) -> None:
+        """Say later how many bundles of a chain are there."""
+        probes, found = gallop(len(search.names)), None
+        try:
+            asked = next(probes)
+            while True:
+                asked = probes.send(self._find(search.identity.digest, search.names[asked]) is not None)
+        except StopIteration as ended:
+            found = ended.value
+        self.usage["head"] += found.num_probes
+        answer = SourceSearched(search.search, found.num_found, found.num_possible)
+        self._after(found.num_probes * self._model.latency_s, answer)
+
+    def fetch(self, fetch: FetchBundle) -> None:
+        """Read a bundle: each batch lands when its bytes have, those beyond the deadline do not."""
+        bundle = self._find(fetch.bundle.identity.digest, fetch.bundle.names[-1])
+        self.usage["get"] += 2  # its head, its payloads
+        landed_at = self._clock.now + self._model.latency_s
+        for copy, items in fetch.batches:
+            outcome = LANDED if bundle is not None else CopyOutcome(Cause.SOURCE_GONE)
+            if bundle is not None:
+                num_bytes = sum(item.label.raw_length for item in items)
+                landed_at = self._carry("received_bytes", num_bytes) + self._model.latency_s
+                if landed_at > fetch.deadline_at:
+                    landed_at, outcome = fetch.deadline_at, CopyOutcome(Cause.CANCELLED)
+                elif not bundle.is_read:
+                    bundle.is_read = True
+                    self.usage["read"] += 1
+            self._after(landed_at - self._clock.now, CopyFinished(copy, [outcome] * len(items)))
+
+    def export(self, export: ExportBundle) -> None:
+        """Store a bundle, if it is not there."""
+        key = export.bundle.identity.digest, export.bundle.names[-1]
+        if self._find(*key) is not None:
+            self.usage["head"] += 1
+            return self._after(self._model.latency_s, ExportFinished(export.export, True))
+        num_bytes = sum(label.raw_length for _, _, label in export.fragments)
+        stored_at = self._carry("sent_bytes", num_bytes) + self._model.latency_s
+        self.usage["put"] += 1
+        self._clock.at(stored_at, partial(self._stored, key, num_bytes, export.export))
+        return None
+
+    def _stored(self, key: tuple[bytes, bytes], num_bytes: int, export: int) -> None:
+        if key not in self._bundles:
+            self.usage["stored"] += 1
+            self._num_bytes += num_bytes
+            self._bundles[key] = _Bundle(num_bytes, self._clock.now)
+        while self._num_bytes > self._model.capacity_bytes:
+            self._forget()
+        self._finished(ExportFinished(export, True, num_bytes))
+
+    def _find(self, digest: bytes, name: bytes) -> _Bundle | None:
+        """Return a bundle, which is used by that; None when it is not there."""
+        while self._bundles and next(iter(self._bundles.values())).used_at < self._clock.now - KEPT_S:
+            self._forget()
+        bundle = self._bundles.get((digest, name))
+        if bundle is not None:
+            bundle.used_at = self._clock.now
+            self._bundles.move_to_end((digest, name))
+        return bundle
+
+    def _forget(self) -> None:
+        _, bundle = self._bundles.popitem(last=False)
+        self._num_bytes -= bundle.num_bytes
+
+    def _carry(self, direction: str, num_bytes: int) -> float:
+        """Put bytes on the link; return when the last one has arrived."""
+        self.usage[direction] += num_bytes
+        begins_at = max(self._clock.now, self._free_at[direction])
+        self._free_at[direction] = begins_at + num_bytes / self._model.bandwidth_bytes_per_s
+        return self._free_at[direction]
+
+    def _after(self, seconds: float, event: Event) -> None:
+        self._clock.at(self._clock.now + seconds, partial(self._finished, event))
