@@ -200,12 +200,16 @@ class Keeping:
             return
         catalog = daemon.planner.catalog
         wanted, unknown = [], set()
+        seen: set[tuple[int, bytes, int]] = set()  # what was kept twice is taken over once
         for (place, label), is_right in zip(event.fragments, event.are_right, strict=True):
             self._unread[1].pop((event.tier, place), None)
             token = kept.extents[event.tier, extent_of(place)][slot_of(place)][1]
             daemon.unfound.discard(token)
-            if is_right and not self._is_stored(daemon, label) and token not in self._contents.doomed:
-                wanted.append((place, label))
+            fragment = label.namespace_id, label.prefix_hash, label.group
+            if is_right and fragment not in seen and not self._is_stored(daemon, label):
+                seen.add(fragment)
+                if token not in self._contents.doomed:
+                    wanted.append((place, label))
             if catalog.find(label.namespace_id, label.prefix_hash) == NO_ROW:
                 unknown.add((label.namespace_id, label.prefix_hash))
 
