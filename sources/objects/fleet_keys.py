@@ -290,7 +290,8 @@ def _destroy_key(store: ObjectStore, folder: str) -> None:
     if not _is_mark(_read(store, newest)):
         while not store.create(str(mark := newest._replace(number=newest.number + 1)), memoryview(_ERASED)):
             newest = mark  # wrapped anew, made or erased meanwhile
-    names = [TenantKeyName(folder, number) for number in range(numbers[0], newest.number + 1)]
+    numbers += range(numbers[-1] + 1, newest.number + 1)  # not all below: names in a store may lie
+    names = [TenantKeyName(folder, number) for number in numbers]
     store.delete([str(name) for name in names if not _is_mark(_read(store, name))])
 
 
@@ -320,7 +321,7 @@ def _read(store: ObjectStore, name: TenantKeyName) -> _Wrap | None:
     try:
         content: Mapping[str, Any] = json.loads(data)
         wrap = _Wrap(int(content["id"]), str(content["master"]), bytes.fromhex(content["wrapped"]))
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return _Wrap(_DAMAGED)
     return wrap if 0 < wrap.key_id < 1 << 32 and len(wrap.wrapped) == WRAPPED_BYTES else _Wrap(_DAMAGED)
 

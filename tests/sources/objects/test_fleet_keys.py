@@ -1,7 +1,7 @@
 """A fleet's tenant keys in a store: hosts agree on one, an erased one never comes back."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -42,6 +42,17 @@ class Hooked(ObjectStore):
         if hook is not None:
             hook()
         return super().create(key, payload)
+
+
+class Counting(ObjectStore):
+    """A folder that counts what is read."""
+
+    num_streams = 0
+
+    def stream(self, key: str, start: int, end: int) -> Iterator[memoryview]:
+        """See ObjectStore."""
+        self.num_streams += 1
+        return super().stream(key, start, end)
 
 
 def host(folder: Path, *masters: bytes, clock: Clock | None = None) -> FleetKeys:
@@ -182,7 +193,18 @@ def test_a_key_that_is_wrapped_anew_while_it_is_erased_is_erased(tmp_path: Path)
     assert host(tmp_path, NEW).key(RED, key.id) is None
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "another tenant's", "an older one", "no JSON", "long"])
+def test_an_erasure_reads_the_wraps_that_there_are_whatever_their_numbers(tmp_path: Path) -> None:
+    host(tmp_path).key_for_writing(RED)
+    (tmp_path / name_of(20_000)).write_bytes(b"planted")
+    store = Counting(f"file://{tmp_path}")
+    erase_tenant(store, RED)
+    assert names(tmp_path) == [name_of(20_001)], "the mark"
+    assert store.num_streams <= 5
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "flipped", "another tenant's", "an older one", "no JSON", "endless id", "long"]
+)
 def test_a_damaged_wrap_harms_its_tenant_alone(tmp_path: Path, damage: str) -> None:
     keys = host(tmp_path)
     key, other = keys.key_for_writing(RED), keys.key_for_writing(BLUE)
@@ -193,6 +215,7 @@ def test_a_damaged_wrap_harms_its_tenant_alone(tmp_path: Path, damage: str) -> N
         "another tenant's": (tmp_path / name_of(0, BLUE)).read_bytes(),
         "an older one": whole,
         "no JSON": b"{",
+        "endless id": b'{"id": 1e999, "master": "", "wrapped": ""}',
         "long": whole + b" " * 10_000,
     }[damage]
     (tmp_path / name_of(1) if damage == "an older one" else path).write_bytes(changed)
