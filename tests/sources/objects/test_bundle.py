@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvtier.sources.objects.bundle import (
     StoredFragment,
+    encode_fragment,
     encrypt_fragments,
     read_fragment,
     verify_bundle,
@@ -28,10 +29,19 @@ from kvtier.sources.objects.layout import (
 from kvtier.sources.objects.limits import MAX_FRAGMENTS, TARGET_BYTES, blocks_per_bundle
 from kvtier.tiers.base import Cause, CopyError
 from kvtier.tiers.block import Geometry, NamespaceIdentity
+from kvtier.tiers.codecs.base import shape_of
+from kvtier.tiers.codecs.registry import codec_named
 from kvtier.tiers.encryption.envelope import Envelopes
 from kvtier.tiers.encryption.keyring import Keyring
 from kvtier.tiers.encryption.master_keys import MasterKeys
-from tests.sources.objects.bundles import GEOMETRY, RED, Made, chain_of, make_bundle, opener_for
+from tests.sources.objects.bundles import (
+    GEOMETRY,
+    RED,
+    Made,
+    chain_of,
+    make_bundle,
+    opener_for,
+)
 
 CODECS = ["identity", "planes", "exponents", "lz4", "zstd"]
 
@@ -262,6 +272,29 @@ def test_an_encrypted_payload_moved_to_another_fragment_is_not_authentic(envelop
     with pytest.raises(CopyError) as refused:
         read_all(bundle, made, envelopes)
     assert refused.value.cause is Cause.NOT_AUTHENTIC
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("codec", ["planes", "zstd"])
+def test_a_payload_that_decodes_to_other_bytes_is_an_error(
+    codec: str, is_encrypted: bool, envelopes: Envelopes
+) -> None:
+    """What is stored has a valid hash or tag; what comes out of the codec is not what was put."""
+    chain, length = chain_of(RED, 1), RED.geometry.fragment_bytes[0]
+    payload = (np.arange(length) % 7).astype(np.uint8).tobytes()
+    digest = xxhash.xxh3_128_digest(bytes(len(payload)))
+    lie = encode_fragment(memoryview(payload), digest, codec_named(codec), shape_of(RED.geometry, 0))
+    assert lie.codec_id
+    fragments = [lie] * RED.geometry.num_groups
+    if is_encrypted:
+        fragments = list(encrypt_fragments(chain, fragments, envelopes, RED.domain))
+    bundle = write_bundle(chain, len(fragments), fragments)
+    head = unpack_head(bundle.data)
+    start, end = head.span(0, 0)
+    stored, into = memoryview(bytearray(bundle[start:end])), bytearray(len(payload))
+    with pytest.raises(CopyError) as refused:
+        read_fragment(head, 0, 0, stored, memoryview(into), opener_for(RED, envelopes))
+    assert refused.value.cause is Cause.WRONG_CHECKSUM
 
 
 def test_a_bundle_has_one_key(envelopes: Envelopes) -> None:
