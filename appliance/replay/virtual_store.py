@@ -67,12 +67,14 @@ class VirtualStore:
         bundle = self._find(fetch.bundle.identity.digest, fetch.bundle.names[-1])
         self.usage["get"] += 2  # its head, its payloads
         landed_at = self._clock.now + self._model.latency_s
+        ends_at = fetch.deadline_at - self._model.latency_s
         for copy, items in fetch.batches:
             outcome = LANDED if bundle is not None else CopyOutcome(Cause.SOURCE_GONE)
             if bundle is not None:
                 num_bytes = sum(item.label.raw_length for item in items)
-                landed_at = self._carry("received_bytes", num_bytes) + self._model.latency_s
-                if landed_at > fetch.deadline_at:
+                carried_at = self._carry("received_bytes", num_bytes, ends_at)
+                landed_at = carried_at + self._model.latency_s
+                if carried_at > ends_at:
                     landed_at, outcome = fetch.deadline_at, CopyOutcome(Cause.CANCELLED)
                 elif not bundle.is_read:
                     bundle.is_read = True
@@ -114,12 +116,14 @@ class VirtualStore:
         _, bundle = self._bundles.popitem(last=False)
         self._num_bytes -= bundle.num_bytes
 
-    def _carry(self, direction: str, num_bytes: int) -> float:
-        """Put bytes on the link; return when the last one has arrived."""
-        self.usage[direction] += num_bytes
+    def _carry(self, direction: str, num_bytes: int, ends_at: float = float("inf")) -> float:
+        """Put bytes on the link, until `ends_at`; return when the last one would have arrived."""
         begins_at = max(self._clock.now, self._free_at[direction])
-        self._free_at[direction] = begins_at + num_bytes / self._model.bandwidth_bytes_per_s
-        return self._free_at[direction]
+        carried_at = begins_at + num_bytes / self._model.bandwidth_bytes_per_s
+        self._free_at[direction] = max(begins_at, min(carried_at, ends_at))
+        num_carried = (self._free_at[direction] - begins_at) * self._model.bandwidth_bytes_per_s
+        self.usage[direction] += min(num_bytes, round(num_carried))
+        return carried_at
 
     def _after(self, seconds: float, event: Event) -> None:
         self._clock.at(self._clock.now + seconds, partial(self._finished, event))

@@ -101,10 +101,24 @@ def test_groups_land_one_after_the_other_until_the_deadline() -> None:
     host.store.fetch(fetch_of(0, host.clock.now + 0.7))
     causes = [event.outcomes[0].cause for _, event in host.run() if isinstance(event, CopyFinished)]
     assert causes == [None, Cause.CANCELLED]
+    assert host.store.usage["received_bytes"] == 1.6 * BUNDLE_BYTES  # no more after the deadline
     host.store.fetch(fetch_of(1))
     causes = [event.outcomes[0].cause for _, event in host.run() if isinstance(event, CopyFinished)]
     assert causes == [Cause.SOURCE_GONE] * 2
     assert host.store.usage["read"] == 1
+
+
+def test_a_fetch_that_is_late_does_not_hold_up_the_next() -> None:
+    host = Host()
+    host.export(0)
+    host.run()
+    begun_at = host.clock.now
+    for _ in range(50):
+        host.store.fetch(fetch_of(0, begun_at + 1.2))
+    host.run()
+    host.at(begun_at + 2)
+    host.store.fetch(fetch_of(0))
+    assert [when for when, _ in host.run()] == [round(begun_at + 2.6, 6), round(begun_at + 3.1, 6)]
 
 
 def test_a_search_takes_a_round_trip_for_each_probe() -> None:
