@@ -10,6 +10,7 @@ import pytest
 
 from kvtier.sources.objects.fleet_keys import MAX_AGE_S, FleetKeys, erase_tenant
 from kvtier.sources.objects.keys import TENANT_KEYS, TenantKeyName, bundle_key, tenant_folder
+from kvtier.sources.objects.layout import BundleChain
 from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.sources.objects.store import ObjectStore
 from kvtier.tiers.base import Buffer, Cause, CopyError
@@ -244,3 +245,17 @@ def test_names_are_hidden_from_all_without_the_key(tmp_path: Path) -> None:
     again = host(tmp_path).names(RED)
     assert again is not None
     assert again.block(digest, name) == red.block(digest, name)
+
+
+def test_a_hidden_head_holds_no_name_and_tells_no_neighbour(tmp_path: Path) -> None:
+    keys = host(tmp_path)
+    keys.key_for_writing(RED)
+    names = keys.names(RED)
+    assert names is not None
+    digest, parent, name = b"n" * 32, b"p" * 32, b"b" * 32
+    hidden = names.chain(BundleChain(digest, parent, 1, (name,)))
+    stands = {hidden.namespace_digest, hidden.parent_hash, *hidden.names}
+    assert len(stands) == 3
+    assert not stands & {digest, parent, name}
+    assert hidden.parent_hash != names.block(digest, parent), "as a parent it has another name"
+    assert names.chain(BundleChain(digest, b"", 0, (name,))).parent_hash == b"", "a chain's start has none"
