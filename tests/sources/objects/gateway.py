@@ -123,22 +123,24 @@ def why_not() -> str:
 
 
 @contextmanager
-def gateway(folder: Path) -> Iterator[Gateway]:
-    """Yield the gateway that the environment names, or one that is started for the time of the block."""
+def gateway(folder: Path, more: str = "") -> Iterator[Gateway]:
+    """Yield the gateway that the environment names, or one that is started for the time of the block.
+
+    `more` are lines for the configuration of the latter."""
     if endpoint := os.environ.get("KVTIER_S3_ENDPOINT"):
         yield Gateway(endpoint, os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
         return
-    cluster, running = _started(folder)
+    cluster, running = _started(folder, more)
     try:
         yield running
     finally:
         cluster.stop()
 
 
-def _started(folder: Path) -> tuple["_Cluster", Gateway]:
+def _started(folder: Path, more: str) -> tuple["_Cluster", Gateway]:
     """Start a cluster; two that start at the same time may take each other's ports, so it is tried again."""
     for attempt in itertools.count():
-        cluster = _Cluster(folder / str(attempt))
+        cluster = _Cluster(folder / str(attempt), more)
         try:
             return cluster, cluster.start()
         except AssertionError:
@@ -149,8 +151,8 @@ def _started(folder: Path) -> tuple["_Cluster", Gateway]:
 
 
 class _Cluster:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, more: str) -> None:
+        self.folder, self.more = folder, more
         self.port, self.monitor = free_port(), free_port()
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -160,7 +162,7 @@ class _Cluster:
         for name in ("run", "mon", "mgr", "osd"):
             (self.folder / name).mkdir(parents=True)
         text = CONFIGURATION.format(fsid=fsid, folder=self.folder, port=self.port, monitor=self.monitor)
-        (self.folder / "ceph.conf").write_text(text)
+        (self.folder / "ceph.conf").write_text(text + self.more)
         self._run(
             *("monmaptool", "--create", "--addv", "a", f"[v1:127.0.0.1:{self.monitor}]", "--fsid", fsid),
             "monmap",
