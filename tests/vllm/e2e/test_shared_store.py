@@ -14,7 +14,7 @@ from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess, Output
 
 from .. import patience
-from .comparison import difference
+from .comparison import difference, exact_difference
 from .rig import SEED, SMALL, WAIT_S, settled
 from .traffic import Traffic
 
@@ -22,7 +22,8 @@ Ask = dict[str, object]
 BUNDLE_TOKENS = 256
 NUM_BUNDLES = 3  # of each prompt
 NUM_LOCAL_TOKENS = 40  # behind them: never in the store
-WHOLE, FLIPPED, GONE = range(3)  # prompts
+NUM_REST_TOKENS = 24  # behind them in the last prompt: less than a block, so that no cache has it
+WHOLE, FLIPPED, GONE, EXACT = range(4)  # prompts
 
 
 @contextmanager
@@ -62,8 +63,8 @@ def test_an_engine_on_a_new_host_is_served_from_the_store(tmp_path: Path) -> Non
     store.mkdir()
     traffic = Traffic(SEED, SMALL.block_tokens, max_tokens=2000)
     asks: list[Ask] = [
-        {"tokens": traffic.words(NUM_BUNDLES * BUNDLE_TOKENS + NUM_LOCAL_TOKENS), "num_new": 8}
-        for _ in (WHOLE, FLIPPED, GONE)
+        {"tokens": traffic.words(NUM_BUNDLES * BUNDLE_TOKENS + num_more), "num_new": 8}
+        for num_more in (NUM_LOCAL_TOKENS, NUM_LOCAL_TOKENS, NUM_LOCAL_TOKENS, NUM_REST_TOKENS)
     ]
     expected: list[Output] = []
     written: list[set[Path]] = []
@@ -75,6 +76,8 @@ def test_an_engine_on_a_new_host_is_served_from_the_store(tmp_path: Path) -> Non
                 settled(engine, first)
                 until(partial(has_bundles, store, number * NUM_BUNDLES))
                 written.append(set(bundles(store)).difference(*written))
+            (from_own_cache,) = engine.generate(asks[EXACT])
+            assert from_own_cache.num_cached == NUM_BUNDLES * BUNDLE_TOKENS
         first.kill()
     assert not first.folder.exists(), "its disk is gone"
     for path in written[FLIPPED]:
@@ -90,6 +93,9 @@ def test_an_engine_on_a_new_host_is_served_from_the_store(tmp_path: Path) -> Non
             assert num_fetched(second) == NUM_BUNDLES * BUNDLE_TOKENS // SMALL.block_tokens
             counted = engine.metrics()
             assert counted["vllm:kvtier_hits"] == 1
+            (got,) = engine.generate(asks[EXACT])
+            assert got.num_cached == from_own_cache.num_cached
+            assert not exact_difference(from_own_cache, got), "bits of vLLM's own cache on the first host"
             (got,) = engine.generate(asks[FLIPPED])
             assert not difference(expected[FLIPPED], got)
             shutil.rmtree(store)
