@@ -3,7 +3,7 @@
     python -m bench.object_store_peer [--rounds 5] [--tokens 2048,8192] [--lmcache PYTHON] [--json FILE]
 
 Starts Ceph's S3 gateway. Each stores every prompt once; then, in turns, each gets it with nothing in its own
-memory, in a new process (LMCache) or by a new daemon (kvtier), into host memory whose pages were touched. A
+memory, in a new process (LMCache) or by a new daemon (kvtier), into host memory touched before. A
 get includes the lookup, and its bytes are compared. Requests and bytes are those that the gateway counted.
 
 LMCache's interpreter has what requirements-lmcache.txt lists (`make .venv-lmcache/.ready`, the default here,
@@ -128,13 +128,13 @@ class LMCache:
         self._python, self._address = python, address
 
     def _run(self, what: str, num_tokens: int) -> dict[str, float]:
-        """Run the worker; return what it told. Raises RuntimeError with the end of what it said."""
+        """Run the worker; return what it told. Raises RuntimeError with the last line that it printed."""
         command = [str(self._python), "-m", "bench.object_store_lmcache"]
         command += [self._address, what, str(num_tokens)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2 * DEADLINE_S)
         lines = done.stdout.splitlines()
         if done.returncode or not lines:
-            raise RuntimeError((done.stderr or done.stdout).strip()[-300:])
+            raise RuntimeError((done.stderr or done.stdout).strip().rpartition("\n")[2])
         told: dict[str, float] = json.loads(lines[-1])
         return told
 
