@@ -1,9 +1,9 @@
 """Overload of the gRPC port: what callers get when they ask for more than the daemon can answer.
 
-    python -m bench.overload [--seconds 8] [--json FILE] [--impatient] [LOAD ...]
+    python -m bench.overload [--seconds 8] [--json FILE] [--impatient] [--grpc] [--pin] [LOAD ...]
 
-A real daemon; callers in processes of their own (overload_callers.py), each with one call in progress all
-the time. A refused caller waits as long as the refusal says, at least 10 ms; with --impatient not at all.
+A real daemon; callers in processes of their own, each with one call in progress all the time. A refused
+caller waits as long as the refusal says, at least 10 ms; with --impatient not at all.
 
     1x       20 callers, lookups of 16 blocks
     10x      200 callers
@@ -11,18 +11,25 @@ the time. A refused caller waits as long as the refusal says, at least 10 ms; wi
     calm     8 callers of one principal
     flood    the same 8, beside 200 callers of another principal
 
-Four callers of each principal (of `calm` all 8) are alone in a process and give the times; the others run at
-a lower priority (nice 10), because a process that runs a hundred callers mostly measures itself.
+Callers of `wide` are clients of gRPC (overload_callers.py), the others plain sockets, which cost a tenth
+(overload_raw.py); with --grpc all are gRPC's. Then the first process of a principal gives the times, and the
+others run at a lower priority (nice 10): a process of a hundred gRPC clients mostly measures itself.
+
+After 1x and 10x the same callers call a bare gRPC server (overload_floor.py), which refuses as large a share
+of the calls with the same time to retry, and does nothing else: `floor-10x` is what gRPC and the machine
+take of 10x. With --pin servers run on the first core and callers on the others.
 
 Columns: accepted calls a second, their p50 and p99; refusals a second with a retry hint, p50 and p99 of the
-time to a refusal; calls that ended in CANCELLED without a reason, in DEADLINE_EXCEEDED, in any other way;
-anonymous memory of the daemon in the end and at most; time from the end of the load until a call is accepted.
-Compare ratios of one run: callers and daemon share the machine's cores.
+time to a refusal; p99 of the calls that began in the first second, which the other times leave out: all
+callers begin at once, and a burst of 0.2 s is not refused; calls that ended in CANCELLED without a reason, in
+DEADLINE_EXCEEDED, in any other way; anonymous memory of the daemon in the end and at most; time from the end
+of the load until a call is accepted. Compare ratios of one run: callers and daemon share the machine's cores.
 """
 
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -52,6 +59,8 @@ BLOCK_GEOMETRY = types_pb2.Geometry(
 )
 PRINCIPALS = ("calm", "flood")
 SAMPLE_S = 0.1
+KINDS = ("accepted", "refused")
+ONSET_S = 1.0  # calls that began earlier have a column of their own
 
 
 @dataclass(frozen=True)
@@ -67,16 +76,24 @@ class Callers:
 
 
 LOADS = {
-    "1x": [Callers("calm", 4, 4, niceness=0), Callers("calm", 16, 16)],
-    "10x": [Callers("calm", 4, 4, niceness=0), *[Callers("calm", 98, 20)] * 2],
+    "1x": [Callers("calm", 20, 20, niceness=0)],
+    "10x": [Callers("calm", 200, 44, niceness=0)],
     "wide": [Callers("calm", 4, 4, 4096, 5.0, 0), *[Callers("calm", 1000, 20, 4096, 5.0)] * 3],
     "calm": [Callers("calm", 8, 8, niceness=0)],
+    "flood": [Callers("calm", 8, 8, niceness=0), Callers("flood", 200, 44, niceness=0)],
+}
+#: The same with clients of gRPC: the first of a principal measures, more than a few fill a process.
+GRPC_LOADS = LOADS | {
+    "1x": [Callers("calm", 4, 4, niceness=0), Callers("calm", 16, 16)],
+    "10x": [Callers("calm", 4, 4, niceness=0), *[Callers("calm", 98, 20)] * 2],
     "flood": [
         Callers("calm", 8, 8, niceness=0),
         Callers("flood", 4, 4, niceness=0),
         *[Callers("flood", 98, 20)] * 2,
     ],
 }
+WITH_FLOOR = ("1x", "10x")
+MAX_RAW_HASHES = 256  # a message of one frame
 
 
 @dataclass
@@ -91,6 +108,7 @@ class Outcome:
     refused_per_s: float
     refused_p50_ms: float
     refused_p99_ms: float
+    first_p99_ms: float
     num_cancelled: int
     num_late: int
     num_other: int
@@ -105,6 +123,8 @@ def main() -> None:
     parser.add_argument("loads", nargs="*", metavar="LOAD", help=f"of {', '.join(LOADS)}; default: all")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
     parser.add_argument("--impatient", action="store_true", help="callers overlook retry hints")
+    parser.add_argument("--grpc", action="store_true", help="all callers are clients of gRPC")
+    parser.add_argument("--pin", action="store_true", help="servers on the first core, callers on the others")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and rows to FILE")
     args = parser.parse_args()
     if unknown := set(args.loads) - set(LOADS):
@@ -113,10 +133,10 @@ def main() -> None:
     print("\n".join(f"{label:9}{value}" for label, value in machine.items()), flush=True)
     found = []
     with tempfile.TemporaryDirectory() as name:
-        scene = Scene(Path(name))
+        scene = Scene(Path(name), is_patient=not args.impatient, is_grpc=args.grpc, is_pinned=args.pin)
         try:
             for load in args.loads or LOADS:
-                found += scene.run(load, args.seconds, is_patient=not args.impatient)
+                found += scene.run(load, args.seconds)
         finally:
             scene.close()
     print(report(found))
@@ -129,15 +149,18 @@ def main() -> None:
 class Scene:
     """A daemon with one namespace, and a token for each principal."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_patient: bool, is_grpc: bool, is_pinned: bool) -> None:
         tokens = "".join(
             f"{name} {hashlib.sha256(token_of(name).encode()).hexdigest()}\n" for name in PRINCIPALS
         )
-        self._folder = folder
+        self._folder, self._is_patient, self._is_grpc = folder, is_patient, is_grpc
+        first, *others = sorted(os.sched_getaffinity(0)) if is_pinned else (None,)
+        self._server_core, self._caller_cores = first, set(others)
         (folder / "tokens").write_text(tokens)
         settings = ["--set", f"access.tokens={folder / 'tokens'}", "--set", "observe.http=off"]
         self.daemon = Daemon(folder, arguments=tuple(settings))
         self.daemon.start()
+        self._pin_server(self.daemon.pid)
         self._channel = grpc.insecure_channel(self.daemon.target)
         self._stub = kvcache_pb2_grpc.KVCacheServiceStub(self._channel)
         identity = types_pb2.NamespaceIdentity(model_digest=b"o" * 32, geometry=BLOCK_GEOMETRY)
@@ -146,47 +169,89 @@ class Scene:
             request, timeout=60, wait_for_ready=True
         ).namespace_id
 
-    def run(self, load: str, seconds: float, *, is_patient: bool) -> list[Outcome]:
-        """Run one load; return an outcome for each principal."""
-        processes = [
-            self._start(number, callers, seconds, is_patient) for number, callers in enumerate(LOADS[load])
-        ]
+    def run(self, load: str, seconds: float) -> list[Outcome]:
+        """Run one load; return an outcome for each principal, and for a bare server."""
+        processes = self._start_all(load, seconds, self.daemon.target)
         rss_mib = []
         while any(process.poll() is None for process in processes):
             rss_mib.append(rss_anon_mib(self.daemon.pid))
             time.sleep(SAMPLE_S)
         recovery_ms = self._recovery_ms()
-        answers: dict[str, list[dict[str, Any]]] = {}
-        for number, (callers, process) in enumerate(zip(LOADS[load], processes, strict=True)):
-            assert process.returncode == 0, "callers failed; what they said stands above"
-            found = json.loads(self._answer_file(number).read_text()) | {"niceness": callers.niceness}
-            answers.setdefault(callers.principal, []).append(found)
-        outcomes = [outcome(load, name, some) for name, some in answers.items()]
+        outcomes, share, told_ms = self._read(load, processes)
         for row in outcomes:
             row.rss_mib, row.most_rss_mib, row.recovery_ms = rss_mib[-1], max(rss_mib), recovery_ms
-        return outcomes
+        return outcomes + (self._run_floor(load, seconds, share, told_ms) if load in WITH_FLOOR else [])
 
     def close(self) -> None:
         """Stop the daemon."""
         self._channel.close()
         self.daemon.close()
 
+    def _run_floor(self, load: str, seconds: float, refused_share: float, told_ms: float) -> list[Outcome]:
+        """Run a load against a bare gRPC server that refuses the same share of it."""
+        path = self._folder / "floor.sock"
+        task = {"path": str(path), "refused_share": refused_share, "told_ms": told_ms}
+        command = [sys.executable, "-m", "bench.overload_floor", json.dumps(task)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None
+            server.stdout.readline()  # it serves
+            self._pin_server(server.pid)
+            processes = self._start_all(load, seconds, f"unix://{path}")
+            for process in processes:
+                process.wait()
+            server.kill()
+        outcomes, _, _ = self._read(f"floor-{load}", processes)
+        return outcomes
+
+    def _pin_server(self, pid: int) -> None:
+        if self._server_core is not None:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), {self._server_core})
+
     def _answer_file(self, number: int) -> Path:
         return self._folder / f"callers-{number}.json"
 
-    def _start(
-        self, number: int, callers: Callers, seconds: float, is_patient: bool
-    ) -> "subprocess.Popen[bytes]":
-        task = asdict(callers) | {
-            "target": self.daemon.target,
-            "token": token_of(callers.principal),
-            "namespace_id": self._namespace_id,
-            "seconds": seconds,
-            "is_patient": is_patient,
-        }
-        command = [sys.executable, "-m", "bench.overload_callers", json.dumps(task)]
-        with self._answer_file(number).open("wb") as answers:  # too much for a pipe
-            return subprocess.Popen(command, cwd=ROOT, stdout=answers)
+    def _callers(self, load: str) -> list[Callers]:
+        return (GRPC_LOADS if self._is_grpc else LOADS)[load.removeprefix("floor-")]
+
+    def _start_all(self, load: str, seconds: float, target: str) -> "list[subprocess.Popen[bytes]]":
+        """Start the callers of a load."""
+        found = []
+        for number, callers in enumerate(self._callers(load)):
+            task = asdict(callers) | {
+                "target": target,
+                "token": token_of(callers.principal),
+                "namespace_id": self._namespace_id,
+                "seconds": seconds,
+                "is_patient": self._is_patient,
+            }
+            is_raw = not self._is_grpc and callers.num_hashes <= MAX_RAW_HASHES
+            command = [
+                sys.executable,
+                "-m",
+                f"bench.overload_{'raw' if is_raw else 'callers'}",
+                json.dumps(task),
+            ]
+            with self._answer_file(number).open("wb") as answers:  # too much for a pipe
+                found.append(subprocess.Popen(command, cwd=ROOT, stdout=answers))
+            if self._caller_cores:
+                os.sched_setaffinity(found[-1].pid, self._caller_cores)
+        return found
+
+    def _read(
+        self, load: str, processes: "list[subprocess.Popen[bytes]]"
+    ) -> tuple[list[Outcome], float, float]:
+        """Return an outcome for each principal, the share of calls refused, the mean time to retry."""
+        answers: dict[str, list[dict[str, Any]]] = {}
+        for number, (callers, process) in enumerate(zip(self._callers(load), processes, strict=True)):
+            assert process.returncode == 0, "callers failed; what they said stands above"
+            found = json.loads(self._answer_file(number).read_text()) | {"niceness": callers.niceness}
+            answers.setdefault(callers.principal, []).append(found)
+        every = [answer for some in answers.values() for answer in some]
+        num_accepted, num_refused = (sum(len(one[name]) for one in every) for name in ("accepted", "refused"))
+        share = num_refused / max(1, num_accepted + num_refused)
+        told_ms = 1000 * sum(one["told_s"] for one in every) / max(1, num_refused)
+        return [outcome(load, name, some) for name, some in answers.items()], share, told_ms
 
     def _recovery_ms(self) -> float:
         """Return how long it takes from now until a call is accepted."""
@@ -215,21 +280,21 @@ def rss_anon_mib(pid: int) -> float:
 
 def outcome(load: str, principal: str, answers: list[dict[str, Any]]) -> Outcome:
     """Return what the callers of one principal got, over all their processes."""
-    seconds = max(answer["seconds"] for answer in answers)
-    accepted, refused = (
-        [one for answer in answers if not answer["niceness"] for one in answer[name]]
-        for name in ("accepted_ms", "refused_ms")
-    )
-    num_accepted, num_refused = (
-        sum(len(answer[name]) for answer in answers) for name in ("accepted_ms", "refused_ms")
-    )
+    seconds = max(answer["seconds"] for answer in answers) - ONSET_S
+    measured = [answer for answer in answers if not answer["niceness"]]
+    first = [ms for one in measured for name in KINDS for began_s, ms in one[name] if began_s < ONSET_S]
+    times = {
+        name: [ms for one in measured for began_s, ms in one[name] if began_s >= ONSET_S] for name in KINDS
+    }
+    numbers = {name: sum(began_s >= ONSET_S for one in answers for began_s, _ in one[name]) for name in KINDS}
     return Outcome(
         load,
         principal,
-        num_accepted / seconds,
-        *percentiles(accepted),
-        num_refused / seconds,
-        *percentiles(refused),
+        numbers["accepted"] / seconds,
+        *percentiles(times["accepted"]),
+        numbers["refused"] / seconds,
+        *percentiles(times["refused"]),
+        percentiles(first)[1],
         *(sum(answer[name] for answer in answers) for name in ("num_cancelled", "num_late", "num_other")),
     )
 
@@ -243,7 +308,7 @@ def percentiles(durations: list[float]) -> tuple[float, float]:
 
 def report(found: list[Outcome]) -> str:
     """Return the table."""
-    header = "load,principal,accepted/s,p50 ms,p99 ms,refused/s,p50 ms,p99 ms,CANCELLED,late,other"
+    header = "load,principal,accepted/s,p50 ms,p99 ms,refused/s,p50 ms,p99 ms,1st s p99,CANCELLED,late,other"
     header += ",RssAnon MiB,most,recovery ms"
     rows = [
         [
@@ -264,7 +329,7 @@ def report(found: list[Outcome]) -> str:
 
 def _figures(row: Outcome) -> list[float]:
     names = ("accepted_per_s", "p50_ms", "p99_ms", "refused_per_s", "refused_p50_ms", "refused_p99_ms")
-    return [getattr(row, name) for name in names]
+    return [getattr(row, name) for name in (*names, "first_p99_ms")]
 
 
 if __name__ == "__main__":

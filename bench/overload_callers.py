@@ -28,25 +28,29 @@ class Tally:
     """What all callers of this process got."""
 
     def __init__(self) -> None:
-        self.accepted_ms: list[float] = []
-        self.refused_ms: list[float] = []
-        self.counts: Counter[str] = Counter()
+        #: When each call began, in seconds from the start, and the milliseconds that it took.
+        self.accepted: list[tuple[float, float]] = []
+        self.refused: list[tuple[float, float]] = []
+        self.told_s = 0.0  # to wait, all refusals together
+        self.counts: Counter[str] = Counter()  # of calls that ended otherwise
 
 
-async def call_until(call: Any, task: dict[str, Any], request: bytes, ends_at: float, tally: Tally) -> None:
+async def call_until(call: Any, task: dict[str, Any], request: bytes, start_at: float, tally: Tally) -> None:
     """One caller: one call after the other."""
+    ends_at = start_at + task["seconds"]
     metadata = (("authorization", f"Bearer {task['token']}"),)
     while (began_at := time.monotonic()) < ends_at:
         wait_s = 0.0
         try:
             await call(request, metadata=metadata, timeout=task["deadline_s"])
-            tally.accepted_ms.append((time.monotonic() - began_at) * 1e3)
+            tally.accepted.append((began_at - start_at, (time.monotonic() - began_at) * 1e3))
         except grpc.aio.AioRpcError as problem:
             spent_ms = (time.monotonic() - began_at) * 1e3
             beside = dict(problem.trailing_metadata() or ())
             if problem.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and DETAIL_KEY in beside:
-                tally.refused_ms.append(spent_ms)
+                tally.refused.append((began_at - start_at, spent_ms))
                 hint_s = types_pb2.ErrorDetail.FromString(beside[DETAIL_KEY]).retry_after_ms / 1000
+                tally.told_s += hint_s
                 wait_s = max(hint_s, LEAST_WAIT_S) * random.uniform(1.0, 1.2)
             else:
                 tally.counts[problem.code().name] += 1
@@ -65,20 +69,25 @@ async def run(task: dict[str, Any]) -> dict[str, Any]:
     request = pb.LookupRequest(namespace_id=task["namespace_id"], prefix_hashes=hashes).SerializeToString()
     tally = Tally()
     began_at = time.monotonic()
-    ends_at = began_at + task["seconds"]
     callers = (
-        call_until(calls[number % len(calls)], task, request, ends_at, tally)
+        call_until(calls[number % len(calls)], task, request, began_at, tally)
         for number in range(task["num_callers"])
     )
     await asyncio.gather(*callers)
     seconds = time.monotonic() - began_at
     for channel in channels:
         await channel.close()
+    return result_of(tally, seconds)
+
+
+def result_of(tally: Tally, seconds: float) -> dict[str, Any]:
+    """Return what the callers of a process got, as it is printed."""
     num_cancelled, num_late = tally.counts["CANCELLED"], tally.counts["DEADLINE_EXCEEDED"]
     return {
         "seconds": seconds,
-        "accepted_ms": tally.accepted_ms,
-        "refused_ms": tally.refused_ms,
+        "accepted": tally.accepted,
+        "refused": tally.refused,
+        "told_s": tally.told_s,
         "num_cancelled": num_cancelled,
         "num_late": num_late,
         "num_other": tally.counts.total() - num_cancelled - num_late,

@@ -24,8 +24,10 @@ from ..errors import ApplianceError, error
 
 #: Delay of a probe above which it is late, by the least number of calls beside it; any one suffices. With few
 #: calls it is the machine that makes it late; more than 32 are more than one connection has in progress.
-#: A standing queue settles near its bound, and a refusal waits in the same queue.
-MAX_DELAYS_NS: Final = {33: 10_000_000, 8: 25_000_000}
+#: A standing queue settles near its bound, and a refusal waits in the same queue. Callers that were told to
+#: come back later count as calls beside it: they are part of the load, and without them 33 calls in the
+#: queue are a bound of 10 ms.
+MAX_DELAYS_NS: Final = {33: 5_000_000, 8: 25_000_000}
 BURST_NS: Final = 200_000_000  # for which a longer delay is no overload: clients that start together
 CALM_NS: Final = 1_000_000_000  # after the last refusal, until a burst is tolerated again
 MAX_RETRY_NS: Final = 4_000_000_000  # with 1 s, 3,000 callers came again faster than they could be refused
@@ -53,6 +55,7 @@ class Admission:
         self._late_since: int | None = None  # since when probes have taken too long
         self._sheds_until = -1
         self._returns_at: dict[str, float] = {}  # the last refused call of each lane
+        self._last_return_at = 0.0  # of all lanes
 
     def delay_ns(self, now_ns: int) -> int:
         """Return how long a call waits for the event loop, as far as it is known."""
@@ -81,6 +84,7 @@ class Admission:
         # Every other call of a lane is one that was refused before: callers that were served come again, too.
         at_ns = first_ns + 2 * self.service_ns * max(1, len(self._served))
         self._returns_at[lane] = at_ns = min(at_ns, now_ns + MAX_RETRY_NS)
+        self._last_return_at = max(self._last_return_at, at_ns)
         return error("TOO_MANY_IN_FLIGHT", message, retry_after_s=(at_ns - now_ns) / 1e9)
 
     # ---------------------------------------------------------------------------------- probes
@@ -100,7 +104,7 @@ class Admission:
         if self._probed_at is None:
             return
         self._delay_ns, self._num_beside = now_ns - self._probed_at if has_arrived else 0, self._num_unprobed
-        if not _is_late(self._delay_ns, self._num_beside):
+        if not self._is_late(self._delay_ns, self._num_beside, now_ns):
             self._late_since = None
         elif self._late_since is None:
             self._late_since = self._probed_at
@@ -114,7 +118,7 @@ class Admission:
 
     def _is_overloaded(self, now_ns: int) -> bool:
         """Return whether calls are to be refused now."""
-        if not _is_late(self.delay_ns(now_ns), max(self._num_beside, self._num_unprobed)):
+        if not self._is_late(self.delay_ns(now_ns), max(self._num_beside, self._num_unprobed), now_ns):
             if now_ns > self._sheds_until and self._served:
                 self._served.clear()
                 self._returns_at.clear()
@@ -126,7 +130,8 @@ class Admission:
         self._sheds_until = now_ns + CALM_NS
         return True
 
-
-def _is_late(delay_ns: int, num_beside: int) -> bool:
-    """Return whether a probe with so many calls beside it was late because of them."""
-    return any(num_beside >= least and delay_ns > max_ns for least, max_ns in MAX_DELAYS_NS.items())
+    def _is_late(self, delay_ns: int, num_beside: int, now_ns: int) -> bool:
+        """Return whether a probe with so many calls beside it was late because of them."""
+        num_away = (self._last_return_at - now_ns) / (2 * self.service_ns * max(1, len(self._served)))
+        num_calls = num_beside + max(0.0, num_away) if num_beside >= min(MAX_DELAYS_NS) else num_beside
+        return any(num_calls >= least and delay_ns > max_ns for least, max_ns in MAX_DELAYS_NS.items())

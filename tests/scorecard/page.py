@@ -115,9 +115,17 @@ def _soak(figures: Figures, mine: list[Entry]) -> str:
 
 def _overload(figures: Figures, mine: list[Entry]) -> str:
     last = mine[-1].figures
-    return (
+    shown = (
         f"p99 of accepted calls {last['p99_10x_ms']:.1f} ms, {last['p99_1x_ms']:.1f} at the usual load; of "
-        f"refusals {last['refused_p99_ms']:.1f} ms; {last['cancelled']:.0f} cancelled without a reason; "
+        f"refusals {last['refused_p99_ms']:.1f} ms"
+    )
+    if "floor_p99_10x_ms" in last:
+        shown += (
+            f" (a bare gRPC server in the same run: {last['floor_p99_10x_ms']:.1f}, "
+            f"{last['floor_p99_1x_ms']:.1f}, {last['floor_refused_p99_ms']:.1f} ms)"
+        )
+    return (
+        f"{shown}; {last['cancelled']:.0f} cancelled without a reason; "
         f"at most {last['highest_mib']:.0f} MiB; accepts {last['recovery_ms']:.0f} ms after the load"
     )
 

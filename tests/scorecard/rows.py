@@ -182,18 +182,22 @@ def read_timing(printed: str) -> Figures:
 
 
 def read_overload(printed: str) -> Figures:
-    """Return p99 of accepted calls at the usual load and at ten times that, and of refusals there."""
+    """Return p99 of accepted calls at the usual load and at ten times that, and of refusals there; the same
+    of a bare gRPC server."""
     lines = [line.split() for line in printed.splitlines()]
-    rows = {line[0]: line for line in lines if len(line) == 14 and line[2].isdecimal()}
-    if not {"1x", "10x"} <= rows.keys():
+    rows = {line[0]: line for line in lines if len(line) == 15 and line[2].isdecimal()}
+    if not {"1x", "10x", "floor-1x", "floor-10x"} <= rows.keys():
         raise ValueError(f"no load was measured:\n{printed[-2000:]}")
     return {
         "p99_1x_ms": float(rows["1x"][4]),
         "p99_10x_ms": float(rows["10x"][4]),
         "refused_p99_ms": float(rows["10x"][7]),
-        "highest_mib": max(float(row[12]) for row in rows.values()),
-        "recovery_ms": float(rows["10x"][13]),
-        "cancelled": sum(float(row[8]) for row in rows.values()),
+        "floor_p99_1x_ms": float(rows["floor-1x"][4]),
+        "floor_p99_10x_ms": float(rows["floor-10x"][4]),
+        "floor_refused_p99_ms": float(rows["floor-10x"][7]),
+        "highest_mib": max(float(row[13]) for row in rows.values()),
+        "recovery_ms": float(rows["10x"][14]),
+        "cancelled": sum(float(row[9]) for load, row in rows.items() if not load.startswith("floor-")),
     }
 
 

@@ -78,13 +78,20 @@ def test_what_is_printed_is_read() -> None:
     assert read_pytest("1 failed, 12 passed, 3 skipped in 4.5s") == {"passed": 12, "failed": 1, "skipped": 3}
     tally = "seed 1, 6 s: Tally(num_kills=20, num_verified=10, num_acknowledged=59, num_sealed_lost=0)"
     assert read_store_loop(tally)["kills"] == 20
-    header = "load principal accepted/s p50 p99 refused/s p50 p99 CANCELLED late other RssAnon most recovery"
-    overload = f"{header}\n{'- ' * 14}\n1x calm 870 2.0 12.0 0 nan nan 0 0 0 60 61 5\n"
-    overload += "10x calm 900 9.0 20.5 400 0.5 15.0 3 0 0 70 75 110\n"
+    header = (
+        "load principal accepted/s p50 p99 refused/s p50 p99 first CANCELLED late other RssAnon most recovery"
+    )
+    overload = f"{header}\n{'- ' * 15}\n1x calm 870 2.0 12.0 0 nan nan 30.0 0 0 0 60 61 5\n"
+    overload += "floor-1x calm 990 1.0 6.0 0 nan nan 8.0 0 0 0 0 0 0\n"
+    overload += "10x calm 900 9.0 20.5 400 0.5 15.0 90.0 3 0 0 70 75 110\n"
+    overload += "floor-10x calm 910 1.0 9.5 410 0.5 8.0 60.0 4 0 0 0 0 0\n"
     assert read_overload(overload) == {
         "p99_1x_ms": 12.0,
         "p99_10x_ms": 20.5,
         "refused_p99_ms": 15.0,
+        "floor_p99_1x_ms": 6.0,
+        "floor_p99_10x_ms": 9.5,
+        "floor_refused_p99_ms": 8.0,
         "highest_mib": 75.0,
         "recovery_ms": 110.0,
         "cancelled": 3.0,

@@ -149,6 +149,22 @@ def test_the_more_calls_are_beside_a_probe_the_earlier_it_is_late(
     assert any(queue.call("a") for _ in range(10)) is is_refused
 
 
+@pytest.mark.parametrize(("is_over", "is_refused"), [(False, True), (True, False)])
+def test_callers_that_were_told_to_come_later_count_as_waiting(
+    queue: Queue, is_over: bool, is_refused: bool
+) -> None:
+    """Without them the queue of 200 callers settled at 33 calls, which take 10 ms. When they are gone, a few
+    callers are not refused for their own queue."""
+    queue.overload()
+    assert any(queue.call("a") for _ in range(10 * MANY_CALLS))
+    queue.probe(MS)
+    queue.now_ns += is_over * admission.MAX_RETRY_NS
+    delay_ns = (admission.MAX_DELAYS_NS[MANY_CALLS] + admission.MAX_DELAYS_NS[FEW_CALLS]) // 2
+    for _ in range(admission.BURST_NS // delay_ns + 2):
+        queue.probe(delay_ns, FEW_CALLS)
+    assert any(queue.call("a") for _ in range(10)) is is_refused
+
+
 def test_a_probe_that_got_lost_says_nothing(queue: Queue) -> None:
     queue.overload()
     assert queue.admission.begin_probe(queue.now_ns)
