@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: chaos scorecard demo demo-store test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-helm image test-image test-web compiled pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: chaos scorecard demo demo-store test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -44,7 +44,7 @@ test: $(VENV)/.ready
 
 # Everything there is, one after the other; goes on after a failure. As root, with the tools that `make test-web` and
 # `make test-image` need; BASE=... as for `make image`.
-EVERYTHING := check test test-vllm test-lmcache test-dynamo test-sglang test-transformers test-helm test-web compiled test-image
+EVERYTHING := check test test-vllm test-lmcache test-dynamo test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
 test-all:
 	$(MAKE) --no-print-directory --keep-going $(EVERYTHING)
 
@@ -166,6 +166,24 @@ compiled: $(COMPILED)/.installed
 	$(COMPILED)/bin/python -c "from kvtier.appliance.core import planner; assert planner.__file__.endswith('.so'), planner"
 	$(COMPILED)/bin/python -m pytest -q -o pythonpath=. $(if $(ARGS),$(ARGS),tests/appliance/core tests/policies tests/replay)
 	$(COMPILED)/bin/python -m tests.sim --seeds 100
+
+# What machines without a compiler run: the twins in Python of native/.
+test-python: $(VENV)/.ready
+	KVTIER_NATIVE=off $(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 tests/tiers tests/clients/memory tests/contracts)
+
+# native/ under AddressSanitizer and UndefinedBehaviorSanitizer.
+NATIVE := .venv-native
+$(NATIVE)/.installed: requirements.txt
+	$(call new-environment,--clear,setuptools==84.2.1)
+	$(INSTALL) --requirement requirements.txt
+	touch $@
+
+test-native: $(NATIVE)/.installed
+	rm -rf build
+	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -O1" \
+		$(NATIVE)/bin/python -m pip install $(PIP_FLAGS) --force-reinstall --no-deps --no-build-isolation .
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		$(NATIVE)/bin/python -m pytest -q -o pythonpath=. tests/native tests/tiers/memory tests/tiers/test_payload.py
 
 pictures: $(WEB)/.ready
 	$(WEB)/bin/python -m tests.web.pictures docs/pictures

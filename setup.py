@@ -1,4 +1,7 @@
-"""Builds the wheel and the source archive as pyproject.toml and MANIFEST.in say; this file is for two things.
+"""Builds the wheel and the source archive as pyproject.toml and MANIFEST.in say; this file does three more.
+
+`kvtier.native` is C, for the stable interface of CPython 3.11: one wheel for all versions from there on.
+Where no compiler is, or no header of Python, pip goes on without it, and Python does the same, slower.
 
 The source archive keeps the links in src/kvtier as links. setuptools follows them, and the archive would hold
 every module twice, or only in a place where no test looks.
@@ -7,8 +10,7 @@ every module twice, or only in a place where no test looks.
 
 compiles the planner, and what replay calls all the time, with mypyc; it needs mypy and a C compiler. The
 same sources make the same decisions in two thirds of the time (docs/decisions/0018-compiled-planner.md).
-Otherwise the package is pure Python, and so is every editable install: a compiled module would shadow the
-source that somebody edits.
+An editable install never compiles the planner: a compiled module would shadow the source that somebody edits.
 """
 
 import os
@@ -16,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.sdist import sdist
 
 PACKAGE = Path("src/kvtier")
@@ -52,6 +54,20 @@ def compiled_modules() -> list[Any]:
     return list(mypycify([*OPTIONS, *names], opt_level="3", multi_file=True))
 
 
+def native_module() -> Extension:
+    """Return the extension module that every build tries to make."""
+    return Extension(
+        "kvtier.native._native",
+        [str(PACKAGE / "native/_native.c")],
+        depends=[str(PACKAGE / "native/xxh3.h")],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")],
+        extra_compile_args=["-O3", "-g0", "-fvisibility=hidden"],
+        extra_link_args=["-Wl,--build-id=none"],  # the same sources make the same wheel
+        py_limited_api=True,
+        optional=True,
+    )
+
+
 class SourceArchive(sdist):
     """The command `sdist`, with links stored as links."""
 
@@ -63,4 +79,9 @@ class SourceArchive(sdist):
             Path(base_dir, link).symlink_to(link.readlink())
 
 
-setup(ext_modules=compiled_modules(), cmdclass={"sdist": SourceArchive})
+compiled = compiled_modules()
+setup(
+    ext_modules=[native_module(), *compiled],
+    cmdclass={"sdist": SourceArchive},
+    options={} if compiled else {"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -12,6 +12,8 @@ from .distributions import ROOT, Environment, build_wheel, copy_clone, metadata_
 CLIENT_PACKAGES = ("grpc", "google", "numpy", "numpy.libs", "typing_extensions.py")  # what a runtime has
 HEAVY = ("torch", "xxhash", "pydantic", "click", "kvtier.appliance", "kvtier.tiers", "kvtier.policies")
 
+NATIVE = {"kvtier/native/_native.abi3.so"}  # there if a compiler was
+
 #: What costs a runtime time to import and is needed by some only: calls to other hosts, asyncio, TLS.
 ON_DEMAND = ("grpc", "asyncio", "ssl")
 
@@ -43,10 +45,10 @@ def test_only_kvtier_is_in_it_and_all_of_it(wheel: Path) -> None:
     parts = {name.split("/")[1] for name in names if name.startswith("kvtier/")}
     assert parts == {
         *("__init__.py", "__main__.py", "testing.py", "py.typed"),
-        *("appliance", "clients", "policies", "sources", "tiers", "v1"),
+        *("appliance", "clients", "native", "policies", "sources", "tiers", "v1"),
     }
-    for folder in ("appliance", "clients", "policies", "sources", "tiers"):
-        there = {name for name in names if name.startswith(f"kvtier/{folder}/")}
+    for folder in ("appliance", "clients", "native", "policies", "sources", "tiers"):
+        there = {name for name in names if name.startswith(f"kvtier/{folder}/")} - NATIVE
         assert there == {f"kvtier/{name}" for name in tracked() if name.startswith(f"{folder}/")}
     for proto in (ROOT / "proto" / "kvtier" / "v1").glob("*.proto"):
         stem = proto.stem

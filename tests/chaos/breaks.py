@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("appliance", "clients", "policies", "sources", "tiers", "proto", "src")
+FOLDERS = ("appliance", "clients", "native", "policies", "sources", "tiers", "proto", "src")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "extending.md"
-PRODUCT = ("appliance", "clients", "policies", "sources", "tiers", "proto")
+PRODUCT = ("appliance", "clients", "native", "policies", "sources", "tiers", "proto")
 TABLE_ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \|", re.MULTILINE)
 
 

@@ -231,23 +231,20 @@ class ExtentEngine:
             index.insert(tag, place_of(self.first_extent + number, slot))
 
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """Publish many fragments: `publish` for each, with everything looked up once per extent."""
-        published = self._published
-        number = -1
-        for place, label in zip(places, labels, strict=True):
-            assert place not in published, "published twice"
-            assert len(label.checksum) == CHECKSUM_BYTES, "published before its bytes were hashed"
-            if extent_of(place) != number:
-                number = extent_of(place)
-                fill = self._extent(number).headers.fill
-                index = self._index_of_extent.get(number) or self._index_of(number)
-                slot_bytes = self._room.slot_bytes_of(place)
-                first_place = place_of(self.first_extent + number, 0)
-            slot = slot_of(place)
-            fill(slot, label, slot * slot_bytes)
-            published[place] = tag = tag_of(label.prefix_hash, label.namespace_id, label.group)
+        """Publish many fragments: `publish` for each, extent by extent."""
+        assert self._published.keys().isdisjoint(places), "published twice"
+        numbers = [extent_of(place) for place in places]
+        for number in dict.fromkeys(numbers):
+            which = [i for i, of in enumerate(numbers) if of == number] if len(set(numbers)) > 1 else None
+            mine = list(places) if which is None else [places[i] for i in which]
+            named = list(labels) if which is None else [labels[i] for i in which]
+            slots = [slot_of(place) for place in mine]
+            slot_bytes = self._room.slot_bytes_of(mine[0])
+            tags = self._extent(number).headers.fill_run(slots, named, slot_bytes)
+            self._published.update(zip(mine, tags, strict=True))
+            index = self._index_of_extent.get(number) or self._index_of(number)
             if index is not None:
-                index.insert(tag, first_place + slot)
+                index.insert_run(tags, place_of(self.first_extent + number, 0), slots)
 
     def retract(self, place: int) -> None:
         """Make the generation of `place` odd and take it out of the index. No effect when it is."""

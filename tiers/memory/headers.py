@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...v1.shm import CHECKSUM_BYTES, HASH_BYTES, IS_SPENT, SLOT_HEADER
+from ...native import native
+from ...v1.shm import CHECKSUM_BYTES, HASH_BYTES, IS_SPENT, SLOT_HEADER, tag_of
 from ..base import Buffer
 from ..block import FragmentLabel
 
@@ -127,6 +128,17 @@ class SlotHeaders:
         self._checks[slot * _CHECKS + _CHECK] = zlib.crc32(self._bytes[start : start + BODY.size])
         self.last_generation = generation = self.last_generation + 2
         self._words[word] = generation
+
+    def fill_run(self, slots: list[int], labels: list[FragmentLabel], slot_bytes: int) -> list[int]:
+        """Write the headers of `slots`, all of `slot_bytes`, as `fill` does one; return the labels' tags."""
+        if native is not None:
+            last = self.last_generation
+            tags: list[int] = native.fill_headers(self._bytes, slots, labels, slot_bytes, last)
+            self.last_generation += 2 * len(slots)
+            return tags
+        for slot, label in zip(slots, labels, strict=True):
+            self.fill(slot, label, slot * slot_bytes)
+        return [tag_of(label.prefix_hash, label.namespace_id, label.group) for label in labels]
 
     def empty(self, slot: int) -> None:
         """Make the generation of a filled slot odd."""

@@ -14,6 +14,7 @@ import threading
 
 import numpy as np
 
+from ...native import native
 from ...v1.shm import (
     EMPTY_TAG,
     INDEX_ENTRY,
@@ -75,6 +76,17 @@ class IndexWriter:
                 return True
         self.num_dropped += 1
         return False
+
+    def insert_run(self, tags: list[int], first_place: int, slots: list[int]) -> None:
+        """Enter (tag, first_place + slot) for each pair of `tags` and `slots`, as `insert` does one."""
+        if native is not None:
+            num_inserted, num_tombstones = native.insert_entries(self._words, tags, first_place, slots)
+            self.num_entries += num_inserted
+            self.num_tombstones -= num_tombstones
+            self.num_dropped += len(tags) - num_inserted
+            return
+        for tag, slot in zip(tags, slots, strict=True):
+            self.insert(tag, first_place + slot)
 
     def remove(self, tag: int, place: int) -> bool:
         """Take (tag, place) out; False when it was never entered."""

@@ -1,0 +1,26 @@
+"""What is done once per fragment, or to every byte, in C; `native` is None where it was not built.
+
+    payload.copy_and_checksum      one pass instead of two over a payload that no cache holds
+    SlotHeaders.fill_run           headers of a put's fragments in one call
+    IndexWriter.insert_run         and their entries of the shared index
+
+Each function has its twin in Python at the place that calls it, which is the reference: both run the same
+contract tests, and without a compiler only speed is missing. KVTIER_NATIVE=off takes the twins.
+Why C and not Cython, numba or more of mypyc: docs/decisions/0023-native.md.
+"""
+
+import importlib
+import os
+from types import ModuleType
+
+
+def _load() -> ModuleType | None:
+    if os.environ.get("KVTIER_NATIVE") == "off":
+        return None
+    try:
+        return importlib.import_module("._native", __name__)
+    except ImportError:
+        return None
+
+
+native = _load()

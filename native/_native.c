@@ -1,0 +1,288 @@
+/* What is done once per fragment of a put, and to every byte of it: see __init__.py, which says when it is used.
+ *
+ * Built against the stable interface of CPython 3.11, so that one wheel serves all later versions. Nothing here
+ * decides anything or keeps state: each function is a loop over what Python hands it, checks every number before it
+ * becomes an address, and has a twin in Python that does the same (tests/native).
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "xxh3.h"
+
+enum {
+    RELEASE_AT_BYTES = 64 << 10, /* below, taking the interpreter's lock again costs more than the copy */
+    STREAM_AT_BYTES = 1 << 20,   /* a run of this size would push out of the cache what others still need there */
+    HASH_BYTES = 32,
+    HEADER_BYTES = 128,
+    BODY_OFFSET = 8, /* after the generation */
+    CHECK_OFFSET = 40,
+    MAX_PROBES = 32,
+    EMPTY_TAG = 0,
+    TOMBSTONE_TAG = 1,
+};
+static const uint64_t NAMESPACE_MIX = 0x9E3779B97F4A7C15ULL, GROUP_MIX = 0xC2B2AE3D27D4EB4FULL;
+static const uint32_t IS_SPENT = 1U << 31;
+
+static copy_blocks *copy_blocks_here;
+static uint32_t crc_tables[8][256];
+
+/* -------------------------------------------------------------------------------------------------- bytes */
+
+PyDoc_STRVAR(copy_and_digest_many_doc,
+             "copy_and_digest_many(into, source, length, /)\n--\n\n"
+             "Copy `source`, payloads of `length` bytes back to back; return the xxh3-128 of each, 16 bytes\n"
+             "after the other. The buffers have one size, a multiple of `length`, and do not overlap.");
+
+static PyObject *copy_and_digest_many(PyObject *module, PyObject *args) {
+    Py_buffer into, from;
+    Py_ssize_t length;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "w*y*n", &into, &from, &length)) return NULL;
+    PyObject *digests = NULL;
+    if (into.len != from.len)
+        PyErr_Format(PyExc_ValueError, "%zd bytes into %zd", from.len, into.len);
+    else if (length < XXH3_MIN_BYTES || from.len % length)
+        PyErr_Format(PyExc_ValueError, "%zd bytes are not payloads of %zd", from.len, length);
+    else if ((digests = PyBytes_FromStringAndSize(NULL, from.len / length * XXH3_DIGEST_BYTES)) != NULL) {
+        uint8_t *digest = (uint8_t *)PyBytes_AsString(digests);
+        PyThreadState *released = from.len >= RELEASE_AT_BYTES ? PyEval_SaveThread() : NULL;
+        const int is_streamed = from.len >= STREAM_AT_BYTES;
+        for (Py_ssize_t start = 0; start < from.len; start += length, digest += XXH3_DIGEST_BYTES)
+            copy_and_digest(copy_blocks_here, (uint8_t *)into.buf + start, (const uint8_t *)from.buf + start,
+                            (size_t)length, is_streamed, digest);
+#if defined(__x86_64__)
+        if (is_streamed) _mm_sfence(); /* streamed bytes are seen before the header that names them */
+#endif
+        if (released) PyEval_RestoreThread(released);
+    }
+    PyBuffer_Release(&from);
+    PyBuffer_Release(&into);
+    return digests;
+}
+
+/* ------------------------------------------------------------------------------------------------ headers */
+
+static void make_crc_tables(void) {
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320U : 0);
+        crc_tables[0][byte] = crc;
+    }
+    for (uint32_t byte = 0; byte < 256; byte++)
+        for (int table = 1; table < 8; table++) {
+            uint32_t before = crc_tables[table - 1][byte];
+            crc_tables[table][byte] = before >> 8 ^ crc_tables[0][before & 0xFF];
+        }
+}
+
+/* The CRC-32 of zlib, eight bytes at a time; `length` is a multiple of eight. */
+static uint32_t crc32_of(const uint8_t *bytes, size_t length) {
+    uint32_t crc = 0xFFFFFFFFU;
+    for (; length; length -= 8, bytes += 8) {
+        uint64_t word = read_u64(bytes) ^ crc;
+        crc = 0;
+        for (int byte = 0; byte < 8; byte++) crc ^= crc_tables[7 - byte][word >> 8 * byte & 0xFF];
+    }
+    return ~crc;
+}
+
+/* Attributes of a FragmentLabel in the order of `Label`'s members. */
+enum { NAMESPACE_ID, GROUP, RAW_LENGTH, POSITION, PREFIX_HASH, CHECKSUM, PARENT_HASH, SPENT, NUM_ATTRIBUTES };
+static const char *const ATTRIBUTE_NAMES[NUM_ATTRIBUTES] = {
+    "namespace_id", "group", "raw_length", "position", "prefix_hash", "checksum", "parent_hash", "is_spent"};
+static PyObject *attribute_names[NUM_ATTRIBUTES];
+
+static int copy_bytes_of(PyObject *label, int attribute, uint8_t *into, Py_ssize_t size, int may_be_empty) {
+    PyObject *value = PyObject_GetAttr(label, attribute_names[attribute]);
+    char *bytes;
+    Py_ssize_t length;
+    int status = -1;
+    if (value && PyBytes_AsStringAndSize(value, &bytes, &length) == 0) {
+        if (length == size)
+            memcpy(into, bytes, (size_t)size), status = 0;
+        else if (may_be_empty && !length)
+            memset(into, 0, (size_t)size), status = 0;
+        else
+            PyErr_Format(PyExc_ValueError, "%s of %zd bytes, not %zd", ATTRIBUTE_NAMES[attribute], length, size);
+    }
+    Py_XDECREF(value);
+    return status;
+}
+
+static int read_number_of(PyObject *label, int attribute, uint64_t limit, uint64_t *number) {
+    PyObject *value = PyObject_GetAttr(label, attribute_names[attribute]);
+    if (!value) return -1;
+    *number = PyLong_AsUnsignedLongLong(value);
+    Py_DECREF(value);
+    if (*number == (uint64_t)-1 && PyErr_Occurred()) return -1;
+    if (*number <= limit) return 0;
+    PyErr_Format(PyExc_ValueError, "%s %llu is above %llu", ATTRIBUTE_NAMES[attribute],
+                 (unsigned long long)*number, (unsigned long long)limit);
+    return -1;
+}
+
+/* Write the header's body of `label` into `header`, all but its generation. Return -1 with an error set. */
+static int make_header(PyObject *label, uint64_t offset, uint8_t *header) {
+    uint64_t namespace_id, group, raw_length, position;
+    if (read_number_of(label, NAMESPACE_ID, UINT32_MAX, &namespace_id) ||
+        read_number_of(label, GROUP, UINT32_MAX, &group) ||
+        read_number_of(label, RAW_LENGTH, UINT64_MAX, &raw_length) ||
+        read_number_of(label, POSITION, IS_SPENT - 1, &position) ||
+        copy_bytes_of(label, PREFIX_HASH, header + 48, HASH_BYTES, 0) ||
+        copy_bytes_of(label, CHECKSUM, header + 80, XXH3_DIGEST_BYTES, 0) ||
+        copy_bytes_of(label, PARENT_HASH, header + 96, HASH_BYTES, 1))
+        return -1;
+    PyObject *spent = PyObject_GetAttr(label, attribute_names[SPENT]);
+    if (!spent) return -1;
+    const int is_spent = PyObject_IsTrue(spent);
+    Py_DECREF(spent);
+    if (is_spent < 0) return -1;
+    const uint32_t numbers[] = {(uint32_t)namespace_id, (uint32_t)group};
+    const uint64_t lengths[] = {offset, raw_length, raw_length};
+    const uint32_t last[] = {0, (uint32_t)position | (is_spent ? IS_SPENT : 0)}; /* the check is taken as zero */
+    memcpy(header + 8, numbers, sizeof numbers);
+    memcpy(header + 16, lengths, sizeof lengths);
+    memcpy(header + CHECK_OFFSET, last, sizeof last);
+    const uint32_t check = crc32_of(header + BODY_OFFSET, HEADER_BYTES - BODY_OFFSET);
+    memcpy(header + CHECK_OFFSET, &check, sizeof check);
+    return 0;
+}
+
+static uint64_t tag_of(const uint8_t *header) {
+    uint32_t numbers[2];
+    memcpy(numbers, header + 8, sizeof numbers);
+    uint64_t tag = read_u64(header + 48) ^ (numbers[0] * NAMESPACE_MIX + numbers[1] * GROUP_MIX);
+    return tag > TOMBSTONE_TAG ? tag : tag + 2;
+}
+
+PyDoc_STRVAR(fill_headers_doc,
+             "fill_headers(headers, slots, labels, slot_bytes, last_generation, /)\n--\n\n"
+             "Write the headers of `slots`, a generation each, last_generation + 2 and so on. Return their tags.\n"
+             "Nothing is written if a slot or a label is not valid. Raises ValueError.");
+
+static PyObject *fill_headers(PyObject *module, PyObject *args) {
+    Py_buffer headers;
+    PyObject *slots, *labels;
+    unsigned long long slot_bytes, generation;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "w*O!O!KK", &headers, &PyList_Type, &slots, &PyList_Type, &labels, &slot_bytes,
+                          &generation))
+        return NULL;
+    const Py_ssize_t count = PyList_Size(labels), num_headers = headers.len / HEADER_BYTES;
+    PyObject *tags = NULL;
+    uint8_t *made = PyMem_Malloc((size_t)(count + 1) * HEADER_BYTES); /* generation: where it goes, until then */
+    if (!made)
+        PyErr_NoMemory();
+    else if (PyList_Size(slots) != count || (uintptr_t)headers.buf % sizeof(uint64_t))
+        PyErr_SetString(PyExc_ValueError, "as many slots as labels, and headers on a boundary of 8 bytes");
+    else
+        tags = PyList_New(count);
+    for (Py_ssize_t i = 0; tags && i < count; i++) {
+        const Py_ssize_t slot = PyLong_AsSsize_t(PyList_GetItem(slots, i));
+        uint8_t *header = made + i * HEADER_BYTES;
+        PyObject *tag = NULL;
+        if (slot < 0 || slot >= num_headers) {
+            if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "slot %zd of %zd", slot, num_headers);
+        } else if (make_header(PyList_GetItem(labels, i), (uint64_t)slot * slot_bytes, header) == 0) {
+            memcpy(header, &slot, sizeof slot);
+            tag = PyLong_FromUnsignedLongLong(tag_of(header));
+        }
+        if (!tag || PyList_SetItem(tags, i, tag) < 0) Py_CLEAR(tags);
+    }
+    for (Py_ssize_t i = 0; tags && i < count; i++) {
+        uint64_t slot = read_u64(made + i * HEADER_BYTES);
+        uint8_t *header = (uint8_t *)headers.buf + slot * HEADER_BYTES;
+        uint64_t *word = (uint64_t *)(void *)header;
+        /* Readers of another process: odd before the first byte changes, even after the last one did. */
+        if (!(*word & 1)) __atomic_store_n(word, *word + 1, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        memcpy(header + BODY_OFFSET, made + i * HEADER_BYTES + BODY_OFFSET, HEADER_BYTES - BODY_OFFSET);
+        __atomic_store_n(word, generation += 2, __ATOMIC_RELEASE);
+    }
+    PyMem_Free(made);
+    PyBuffer_Release(&headers);
+    return tags;
+}
+
+/* -------------------------------------------------------------------------------------------------- index */
+
+PyDoc_STRVAR(insert_entries_doc,
+             "insert_entries(entries, tags, first_place, slots, /)\n--\n\n"
+             "Enter (tag, first_place + slot) for each. Return how many had room, and how many of these took the\n"
+             "place of a tombstone. Raises ValueError.");
+
+static PyObject *insert_entries(PyObject *module, PyObject *args) {
+    Py_buffer buffer;
+    PyObject *tags, *slots;
+    unsigned long long first_place;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "w*O!KO!", &buffer, &PyList_Type, &tags, &first_place, &PyList_Type, &slots))
+        return NULL;
+    const uint64_t num_entries = (uint64_t)buffer.len / 16, mask = num_entries - 1;
+    const Py_ssize_t count = PyList_Size(tags);
+    Py_ssize_t num_inserted = 0, num_tombstones = 0;
+    uint64_t *words = buffer.buf;
+    if (num_entries < MAX_PROBES || num_entries & mask || (uintptr_t)words % sizeof *words ||
+        PyList_Size(slots) != count)
+        PyErr_Format(PyExc_ValueError, "%llu entries, %zd tags and %zd slots", (unsigned long long)num_entries,
+                     count, PyList_Size(slots));
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
+        const uint64_t tag = PyLong_AsUnsignedLongLong(PyList_GetItem(tags, i));
+        const uint64_t slot = PyLong_AsUnsignedLongLong(PyList_GetItem(slots, i));
+        if (PyErr_Occurred()) break;
+        if (tag <= TOMBSTONE_TAG) {
+            PyErr_SetString(PyExc_ValueError, "a tag that stands for no entry");
+            break;
+        }
+        for (uint64_t step = 0; step < MAX_PROBES; step++) {
+            uint64_t *entry = words + ((tag + step & mask) << 1), there = *entry;
+            if (there > TOMBSTONE_TAG) continue;
+            /* Place before tag: a reader that sees the tag sees its place. */
+            __atomic_store_n(entry + 1, first_place + slot, __ATOMIC_RELAXED);
+            __atomic_store_n(entry, tag, __ATOMIC_RELEASE);
+            num_inserted++;
+            num_tombstones += there == TOMBSTONE_TAG;
+            break;
+        }
+    }
+    PyBuffer_Release(&buffer);
+    return PyErr_Occurred() ? NULL : Py_BuildValue("nn", num_inserted, num_tombstones);
+}
+
+/* ------------------------------------------------------------------------------------------------- module */
+
+PyDoc_STRVAR(use_doc,
+             "use(name, /)\n--\n\n"
+             "Copy with the instructions called so (avx512, avx2, neon, plain); None: the best. For tests.\n"
+             "Return whether this processor has them.");
+
+static PyObject *use(PyObject *module, PyObject *args) {
+    const char *name;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "z", &name)) return NULL;
+    copy_blocks *found = best_copy_blocks(name);
+    if (found) copy_blocks_here = found;
+    return PyBool_FromLong(found != NULL);
+}
+
+static PyMethodDef METHODS[] = {
+    {"copy_and_digest_many", copy_and_digest_many, METH_VARARGS, copy_and_digest_many_doc},
+    {"fill_headers", fill_headers, METH_VARARGS, fill_headers_doc},
+    {"insert_entries", insert_entries, METH_VARARGS, insert_entries_doc},
+    {"use", use, METH_VARARGS, use_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int prepare(PyObject *module) {
+    (void)module;
+    for (int i = 0; i < NUM_ATTRIBUTES; i++)
+        if (!attribute_names[i] && !(attribute_names[i] = PyUnicode_InternFromString(ATTRIBUTE_NAMES[i]))) return -1;
+    make_crc_tables();
+    copy_blocks_here = best_copy_blocks(NULL);
+    return 0;
+}
+
+static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, prepare}, {0, NULL}};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, METHODS, SLOTS, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&MODULE); }

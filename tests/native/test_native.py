@@ -1,0 +1,229 @@
+"""The functions in C beside their twins in Python and xxhash, and what they refuse."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtier.native import native
+from kvtier.tiers import payload
+from kvtier.tiers.block import FragmentLabel
+from kvtier.tiers.memory import headers, index
+from kvtier.tiers.memory.headers import SlotHeaders
+from kvtier.tiers.memory.index import IndexWriter
+from kvtier.v1.shm import MAX_PROBES, SLOT_HEADER
+
+pytestmark = pytest.mark.skipif(native is None, reason="native/ was not built, or KVTIER_NATIVE is off")
+INSTRUCTIONS = ("plain", "avx2", "avx512", "neon")
+NUM_SLOTS = 24
+SLOT_BYTES = 1 << 16
+
+
+@pytest.fixture(params=INSTRUCTIONS)
+def instructions(request: pytest.FixtureRequest) -> Any:
+    """Each way to copy that this processor has."""
+    assert native is not None
+    if not native.use(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    native.use(None)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("length", [241, 256, 1023, 1024, 1025, 1088, 4096, 65_536, 65_537, 1 << 20])
+def test_copy_and_digest(instructions: str, length: int, count: int) -> None:
+    source = random.Random(f"{length}/{count}").randbytes(length * count)
+    into = memoryview(bytearray(length * count))
+    digests = payload.copy_and_checksum_many(into, memoryview(source), length)
+    assert into == source
+    assert digests == [
+        xxhash.xxh3_128_digest(source[first : first + length]) for first in range(0, len(source), length)
+    ]
+
+
+@given(
+    length=st.integers(241, 5000),
+    count=st.integers(1, 4),
+    into_at=st.integers(0, 70),
+    from_at=st.integers(0, 70),
+)
+def test_copy_and_digest_at_any_address(length: int, count: int, into_at: int, from_at: int) -> None:
+    """Nothing before or behind the target changes, whatever the boundaries of either."""
+    total = length * count
+    source = np.random.default_rng(length).integers(0, 256, total + 80, np.uint8)[from_at : from_at + total]
+    around = bytearray(b"\xa5") * (total + 200)
+    digests = payload.copy_and_checksum_many(
+        memoryview(around)[into_at : into_at + total], source.data, length
+    )
+    assert around == b"\xa5" * into_at + source.tobytes() + b"\xa5" * (200 - into_at)
+    pieces = source.reshape(count, length)
+    assert digests == [xxhash.xxh3_128_digest(piece.tobytes()) for piece in pieces]
+
+
+def test_streamed_copies_are_the_same(instructions: str) -> None:
+    source = np.random.default_rng(1).integers(0, 256, 4 << 20, np.uint8)
+    for into_at in (0, 1):  # on a boundary, where stores are streamed, and off it
+        memory = np.zeros(len(source) + 128, np.uint8)
+        start = -memory.ctypes.data % 64 + into_at
+        into = memory[start : start + len(source)]
+        digests = payload.copy_and_checksum_many(into.data, source.data, 1 << 20)
+        assert np.array_equal(into, source)
+        assert digests == [xxhash.xxh3_128_digest(piece.tobytes()) for piece in source.reshape(4, -1)]
+
+
+@pytest.mark.parametrize(
+    ("into", "source", "length"),
+    [
+        (512, 511, 256),
+        (511, 511, 256),
+        (512, 512, 240),
+        (512, 512, 0),
+        (512, 512, -256),
+        (512, 512, 1 << 62),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(into: int, source: int, length: int) -> None:
+    assert native is not None
+    target = bytearray(into)
+    with pytest.raises(ValueError, match="bytes"):
+        native.copy_and_digest_many(target, b"\1" * source, length)
+    assert target == bytes(into)
+    with pytest.raises(TypeError, match="read-write"):
+        native.copy_and_digest_many(bytes(512), b"\1" * 512, 256)
+
+
+# ----------------------------------------------------------------------------------------- headers, index
+
+
+def label_of(dice: random.Random) -> FragmentLabel:
+    """A label with each member at or near an end of its range as often as not."""
+    return FragmentLabel(
+        dice.randbytes(32),
+        dice.choice([0, 1, dice.getrandbits(32), (1 << 32) - 1]),
+        dice.choice([bytes(32), dice.randbytes(32), b"\xff" * 32]),
+        dice.choice([b"", dice.randbytes(32)]),
+        dice.choice([0, dice.getrandbits(31), (1 << 31) - 1]),
+        dice.choice([0, dice.getrandbits(32)]),
+        dice.choice([1, 65_536, (1 << 64) - 1]),
+        dice.randbytes(16),
+        is_spent=dice.random() < 0.3,
+    )
+
+
+def twins(monkeypatch: pytest.MonkeyPatch, module: Any, work: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return what `work` returns with the function in C and with its twin."""
+    in_c = work()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "native", None)
+        return in_c, work()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_headers_are_those_of_the_twin(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    print(f"seed {seed}")
+
+    def fill() -> Any:
+        dice = random.Random(seed)
+        table = bytearray(NUM_SLOTS * SLOT_HEADER.itemsize)
+        written = SlotHeaders(memoryview(table))
+        tags = []
+        for _ in range(4):  # slots are filled again, some emptied before and some not
+            slots = dice.sample(range(NUM_SLOTS), dice.randrange(NUM_SLOTS + 1))
+            tags.append(written.fill_run(slots, [label_of(dice) for _ in slots], SLOT_BYTES))
+            for slot in dice.sample(range(NUM_SLOTS), 5):
+                written.empty_if_filled(slot)
+        return bytes(table), tags, written.last_generation
+
+    in_c, in_python = twins(monkeypatch, headers, fill)
+    assert in_c == in_python
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prefix_hash": bytes(31)},
+        {"prefix_hash": b""},
+        {"checksum": b""},
+        {"checksum": bytes(17)},
+        {"parent_hash": bytes(33)},
+        {"namespace_id": 1 << 32},
+        {"namespace_id": -1},
+        {"group": 1 << 40},
+        {"position": 1 << 31},
+        {"raw_length": 1 << 64},
+        {"prefix_hash": "no bytes at all, 32 characters.."},
+    ],
+)
+def test_a_label_that_is_not_valid_writes_nothing(change: dict[str, Any]) -> None:
+    dice = random.Random(1)
+    labels = [label_of(dice) for _ in range(3)]
+    labels[1] = replace(labels[1], **change)
+    table = bytearray(NUM_SLOTS * SLOT_HEADER.itemsize)
+    written = SlotHeaders(memoryview(table))
+    before = bytes(table)
+    with pytest.raises((ValueError, OverflowError, TypeError)):
+        written.fill_run([0, 1, 2], labels, SLOT_BYTES)
+    assert (bytes(table), written.last_generation) == (before, 0)
+
+
+@pytest.mark.parametrize("slots", [[-1], [NUM_SLOTS], [1 << 40], [1 << 70], [0, 1], [], ["0"]])
+def test_slots_outside_of_the_table_are_refused(slots: list[Any]) -> None:
+    table = bytearray(NUM_SLOTS * SLOT_HEADER.itemsize)
+    written = SlotHeaders(memoryview(table))
+    before = bytes(table)
+    with pytest.raises((ValueError, OverflowError, TypeError)):
+        written.fill_run(slots, [label_of(random.Random(1))], SLOT_BYTES)
+    assert table == before
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_entries_are_those_of_the_twin(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    print(f"seed {seed}")
+
+    def enter() -> Any:
+        dice = random.Random(seed)
+        writer = IndexWriter(6, epoch=1)
+        held: list[tuple[int, int]] = []
+        for _ in range(20):  # few tags at few positions, near full: wrap-around, tombstones, no room
+            slots = dice.sample(range(1 << 20), dice.randrange(20))
+            tags = [dice.choice([60, 62, 63, 5]) + (dice.randrange(1, 1 << 58) << 6) for _ in slots]
+            writer.insert_run(tags, 7 << 32, slots)
+            held += zip(tags, ((7 << 32) + slot for slot in slots), strict=True)
+            for entry in dice.sample(held, len(held) // 5):
+                writer.remove(*entry)
+        assert writer.check_integrity() == []
+        counts = (writer.num_entries, writer.num_tombstones, writer.num_dropped)
+        table = bytes(writer._words)
+        writer.close()
+        return table, counts
+
+    in_c, in_python = twins(monkeypatch, index, enter)
+    assert in_c == in_python
+    assert in_c[1][2] > 0, "some found no room"
+
+
+@pytest.mark.parametrize(
+    ("num_words", "tags", "slots"),
+    [
+        (2 * MAX_PROBES, [0], [1]),
+        (2 * MAX_PROBES, [1], [1]),
+        (2 * MAX_PROBES, [-5], [1]),
+        (2 * MAX_PROBES, [5], []),
+        (2 * MAX_PROBES, [5], [-1]),
+        (2 * MAX_PROBES + 2, [5], [1]),  # no power of two
+        (MAX_PROBES, [5], [1]),  # fewer than a search looks at
+        (0, [5], [1]),
+    ],
+)
+def test_entries_that_are_not_valid_are_refused(num_words: int, tags: list[int], slots: list[int]) -> None:
+    assert native is not None
+    words = np.zeros(num_words, np.uint64)
+    with pytest.raises((ValueError, OverflowError)):
+        native.insert_entries(words.data, tags, 0, slots)
+    assert not words.any()
