@@ -1,7 +1,8 @@
 """Bundles between memory and an object store. Blocking: for the threads of object_edge.py.
 
     search    HEAD of bundle 1, 2, 4, 8 … of a chain, in each epoch that is read
-    fetch     one request for the head, one for all payloads; each fragment is verified where it is to stay
+    fetch     one request for head and payloads, two when blocks are here already; each fragment is verified
+              where it is to stay
     export    HEAD; a copy inside the store when an older epoch has it; else one PUT that creates
 
 Fragments are encoded on their way out where a codec pays, by an exact one: other hosts get what was put.
@@ -26,7 +27,14 @@ from ...sources.objects.bundle import (
 from ...sources.objects.finding import gallop
 from ...sources.objects.fleet_keys import FleetKeys
 from ...sources.objects.keys import BundleKey, Epochs, bundle_key
-from ...sources.objects.layout import BundleChain, BundleError, BundleHead, head_bytes, unpack_head
+from ...sources.objects.layout import (
+    BundleChain,
+    BundleError,
+    BundleHead,
+    head_bytes,
+    starts_of,
+    unpack_head,
+)
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore
 from ...tiers.base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, Engine, MemoryEngine
@@ -169,33 +177,34 @@ class BundleTransfer:
         """
         if not self._has_key(fetch.bundle.identity):
             raise CopyError(Cause.NO_KEY)
-        chain = self._chain(fetch.bundle)
-        num_groups = fetch.bundle.identity.geometry.num_groups
-        length = head_bytes(len(chain.names), num_groups, is_encrypted=chain.is_hidden)
-        for key in self._keys(fetch.bundle.identity, fetch.bundle.names[-1]):
+        chain, geometry = self._chain(fetch.bundle), fetch.bundle.identity.geometry
+        length = head_bytes(len(chain.names), geometry.num_groups, is_encrypted=chain.is_hidden)
+        items = [item for _, batch in fetch.batches for item in batch]
+        is_whole = (items[0].source, items[0].label.group) == (0, 0)
+        most = length  # bytes of the first request; what is stored is not longer than what was put
+        if is_whole:
+            most = starts_of(np.repeat(geometry.fragment_bytes, len(chain.names)), length)[1]
+
+        def check() -> None:
             self._check(fetch.deadline_at)
-            received = b"".join(bytes(chunk) for chunk in self._store.stream(str(key), 0, length))
+
+        for key in self._keys(fetch.bundle.identity, fetch.bundle.names[-1]):
+            check()
+            reader = _Reader(self._store.stream(str(key), 0, most), 0, check)
+            received = reader.take(length)
             if received:
                 head = unpack_head(received)
-                head.require(chain, fetch.bundle.identity.geometry)
-                return len(received) + self._read_payloads(str(key), head, fetch, landed)
+                head.require(chain, geometry)
+                if not is_whole:
+                    start = head.span(items[0].label.group, items[0].source)[0]
+                    end = head.span(items[-1].label.group, items[-1].source)[1]
+                    reader = _Reader(self._store.stream(str(key), start, end), start, check)
+                memory = self._memory(fetch.target)
+                for copy_number, batch in fetch.batches:
+                    check()
+                    landed(copy_number, [self._read_one(reader, head, item, memory) for item in batch])
+                return reader.num_received + (0 if is_whole else length)
         raise CopyError(Cause.SOURCE_GONE, "no epoch has it")
-
-    def _read_payloads(
-        self,
-        key: str,
-        head: BundleHead,
-        fetch: FetchBundle,
-        landed: Callable[[int, list[CopyOutcome]], None],
-    ) -> int:
-        first, last = fetch.batches[0][1][0], fetch.batches[-1][1][-1]
-        start = head.span(first.label.group, first.source)[0]
-        end = head.span(last.label.group, last.source)[1]
-        reader = _Reader(self._store.stream(key, start, end), start, lambda: self._check(fetch.deadline_at))
-        memory = self._memory(fetch.target)
-        for copy_number, items in fetch.batches:
-            landed(copy_number, [self._read_one(reader, head, item, memory) for item in items])
-        return end - start
 
     def _read_one(
         self, reader: "_Reader", head: BundleHead, item: CopyItem, memory: MemoryEngine
@@ -276,10 +285,19 @@ class _Reader:
     """Reads on in a stream of chunks, which begins at byte `position` of its object."""
 
     def __init__(self, chunks: Iterator[memoryview], position: int, check: Callable[[], None]) -> None:
+        self.num_received = 0  # bytes
         self._chunks = chunks
         self._position = position  # of the next byte that is read
         self._check = check
         self._rest = memoryview(b"")
+
+    def take(self, most: int) -> bytes:
+        """Return the next bytes, fewer than `most` when the object ends before."""
+        taken = bytearray()
+        with suppress(CopyError):
+            while len(taken) < most:
+                taken += self._take(most - len(taken))
+        return bytes(taken)
 
     def skip_to(self, position: int) -> None:
         """Read until byte `position` is the next one. Raises CopyError when the object ends before it."""
@@ -303,6 +321,7 @@ class _Reader:
             if chunk is None:
                 raise CopyError(Cause.SHORT_TRANSFER, f"it ends at byte {self._position}")
             self._rest = chunk
+            self.num_received += len(chunk)
         part, self._rest = self._rest[:most], self._rest[most:]
         self._position += len(part)
         return part

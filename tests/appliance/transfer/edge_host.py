@@ -131,10 +131,11 @@ class Host:
             fragments.append((Tier.DRAM, place, label))
         return ExportBundle(number, self.bundle, fragments)
 
-    def fetch(self, deadline_at: float = 1e9, copy: int = 10) -> FetchBundle:
-        """Return a fetch of a bundle into places of this memory, as copies `copy` and the next one."""
+    def fetch(self, deadline_at: float = 1e9, copy: int = 10, first: int = 0) -> FetchBundle:
+        """Return a fetch of a bundle into places of this memory, as copies `copy` and the next one.
+        From block `first` on: those before it are here."""
         items = [CopyItem(label.position, place, label) for place, label in self.places()]
-        halves = [(copy, items[: len(NAMES)]), (copy + 1, items[len(NAMES) :])]
+        halves = [(copy, items[first : len(NAMES)]), (copy + 1, items[len(NAMES) + first :])]
         return FetchBundle(self.bundle, Tier.DRAM, halves, deadline_at)
 
     def bytes_at(self, items: Any) -> list[bytes]:

@@ -50,7 +50,7 @@ class Defect(NamedTuple):
 
 
 def fetching(case: str) -> Callable[[S3Server, Path], None]:
-    return lambda server, folder: faults.test_a_fetch_from_a_store_that_misbehaves(case, server)
+    return lambda server, folder: faults.test_a_fetch_from_a_store_that_misbehaves(case, 1, server)
 
 
 DEFECTS = {

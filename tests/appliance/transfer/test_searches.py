@@ -11,10 +11,12 @@ from kvtier.appliance.transfer.bundles import BundleTransfer
 from kvtier.sources.objects.keys import Epochs, bundle_key
 from kvtier.sources.objects.layout import BundleError
 from kvtier.sources.objects.store import ObjectStore
-from kvtier.tiers.block import Tier
+from kvtier.tiers.base import CopyItem
+from kvtier.tiers.block import FragmentLabel, Tier
 from tests.sources.objects.s3_server import S3Server, StoredObject, s3_server
 
-from .edge_host import IDENTITY
+from ..loops import run
+from .edge_host import IDENTITY, Host, closed, exported, fetched
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
@@ -57,6 +59,19 @@ def test_a_fetch_of_what_a_search_passed_over_asks_once(server: S3Server) -> Non
     transfer = transfer_of(server, 32, 2)
     transfer.search(SearchBundles(1, IDENTITY, NAMES))
     bundle = BundleBlocks(IDENTITY, b"", 0, [NAMES[2]])
+    item = CopyItem(0, 0, FragmentLabel(IDENTITY.digest, 1, NAMES[2], b"", 0, 0, 4096))
     with pytest.raises(BundleError):
-        transfer.fetch(FetchBundle(bundle, Tier.DRAM, [], 1e9), lambda copy, outcomes: None)
+        transfer.fetch(FetchBundle(bundle, Tier.DRAM, [(1, [item])], 1e9), lambda copy, outcomes: None)
     assert server.count("get") == 1
+
+
+def test_a_whole_bundle_comes_in_one_request(server: S3Server) -> None:
+    async def scene() -> None:
+        one, other = Host("s3://bucket/fleet"), Host("s3://bucket/fleet")
+        await exported(one)
+        assert await fetched(other) == {10: {None}, 11: {None}}
+        assert server.count("get") == 1
+        await closed(one)
+        await closed(other)
+
+    run(scene())

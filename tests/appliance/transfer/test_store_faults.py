@@ -57,9 +57,9 @@ async def export(host: Host, number: int = 1) -> ExportBundle:
     return work
 
 
-async def fetch(host: Host, exported: ExportBundle, copy: int = 10) -> set[Cause | None]:
+async def fetch(host: Host, exported: ExportBundle, copy: int = 10, first: int = 0) -> set[Cause | None]:
     """Fetch a bundle; return how its fragments ended. What landed is what was exported."""
-    work = host.fetch(copy=copy)
+    work = host.fetch(copy=copy, first=first)
     host.edge.execute(work)
     await host.until(lambda: {copy, copy + 1} <= host.causes().keys())
     wanted = {(label.prefix_hash, label.group): label.checksum for _, _, label in exported.fragments}
@@ -218,9 +218,26 @@ FETCH_FAULTS: dict[str, tuple[Spoil, set[Cause | None]]] = {
 }
 
 
+#: What differs where head and payloads come in one request.
+IN_ONE_REQUEST: dict[str, tuple[Spoil, set[Cause | None]]] = {
+    **{
+        case: (lambda server, key: None, {None})
+        for case in ("bucket deleted while it is read", "epoch ends while it is read")
+    },
+    "another bundle comes while it is read": (between_head_and_payloads(swapped), {None}),
+    "reset once in the payloads": (alters(1, lambda answer: replace(answer, reset_at=-1)), {None}),
+    "a bit on the way, in the payloads": (alters(1, body(flip(-1))), {None, CHECKSUM}),
+    "other bytes than asked for": (alters(1, body(lambda data: data[1:] + data[:1])), {IDENTITY_}),
+    "fewer bytes than asked for": (alters(1, body(lambda data: data[:-1])), {None, IO, SHORT_ONE}),
+    "the range is ignored": (alters(1, lambda answer: replace(answer, status=200)), {IO}),
+}
+
+
+@pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("case", FETCH_FAULTS)
-def test_a_fetch_from_a_store_that_misbehaves(case: str, server: S3Server) -> None:
-    spoil, causes = FETCH_FAULTS[case]
+def test_a_fetch_from_a_store_that_misbehaves(case: str, first: int, server: S3Server) -> None:
+    """`first`: with block 1 head and payloads are two requests."""
+    spoil, causes = FETCH_FAULTS[case] if first or case not in IN_ONE_REQUEST else IN_ONE_REQUEST[case]
 
     async def scene() -> None:
         one, other = Host(URL), Host(URL, limits=SHORT if spoil is held_up else None)
@@ -232,7 +249,7 @@ def test_a_fetch_from_a_store_that_misbehaves(case: str, server: S3Server) -> No
         await other.open()
         well = dict(server.objects)
         spoil(server, key)
-        ended = await fetch(other, exported)
+        ended = await fetch(other, exported, first=first)
         assert ended == causes or (ended <= causes and case in ("no S3 at all", "fewer bytes than asked for"))
         server.heal()
         server.objects = well
@@ -435,7 +452,7 @@ def test_a_store_that_is_killed_in_the_middle_of_a_step(step: str, is_done: bool
         host.edge.start()
         if step != "list":
             await is_open(host)
-            host.edge.execute(host.filled() if step in ("put", "head") else host.fetch())
+            host.edge.execute(host.filled() if step in ("put", "head") else host.fetch(first=1))
             ended = CopyFinished, ExportFinished
             await host.until(lambda: any(isinstance(event, ended) for event in host.events))
         assert await asyncio.to_thread(has_died.wait, DEADLINE_S)
