@@ -116,7 +116,9 @@ class Kvtier:
             return took_s
 
         with self._host("off", expected.nbytes) as host:
-            host.daemon.wait_for_log("memory in place")  # LMCache's buffers are made before its clock runs, too
+            host.daemon.wait_for_log(
+                "memory in place"
+            )  # LMCache's buffers are made before its clock runs, too
             namespace, chain = host.client.register(IDENTITY), names(num_tokens)
             meter.add(row, timed)
         assert np.array_equal(into, expected), "wrong bytes"

@@ -129,9 +129,14 @@ def judge_master_keys(file: MasterKeyFile) -> Check:
 
 def check_fleet_keys(facts: Facts, settings: Settings) -> Iterator[Check]:
     """Check that the master keys open what an object store holds."""
-    if problem := facts.fleet_keys_problem:
-        what, _, fix = problem.rstrip(")").partition("; ")
-        yield fail("tenant keys", f"{settings.object.url}: {what}", fix, "encryption.master_key")
+    trial, setting = facts.fleet_keys, "encryption.master_key"
+    if trial.problem:
+        what, _, fix = trial.problem.rstrip(")").partition("; ")
+        yield fail("tenant keys", f"{settings.object.url}: {what}", fix, setting)
+    elif trial.num_foreign:
+        what = f"{trial.num_foreign} tenant keys are of another master key: their tenants are not served"
+        fix = "put its line below the others, or delete what is not of this fleet (the log names it)"
+        yield warn("tenant keys", f"{settings.object.url}: {what}", fix, setting)
 
 
 def check_compression_files(facts: Facts, settings: Settings) -> Iterator[Check]:

@@ -134,6 +134,13 @@ class MasterKeyFile:
     wraps: Mapping[str, int]  # data keys in keys.json by the id of their master key; empty id: not said
 
 
+class FleetKeysTrial(NamedTuple):
+    """How opening an object store's tenant keys went; all is well unless it says otherwise."""
+
+    problem: str = ""  # why none can be used
+    num_foreign: int = 0  # of some that were read: those that another master key made
+
+
 class BundleWorth(NamedTuple):
     """What a bundle of one namespace costs; the message of this name says more."""
 
@@ -211,8 +218,8 @@ class Facts:
         return gather_master_keys(self._settings)
 
     @cached_property
-    def fleet_keys_problem(self) -> str:
-        """Return what keeps the master keys from opening those in the object store; empty: nothing known."""
+    def fleet_keys(self) -> FleetKeysTrial:
+        """Return how opening the object store's tenant keys went."""
         return gather_fleet_keys(self._settings)
 
     @cached_property
@@ -346,28 +353,29 @@ def gather_master_keys(settings: Settings) -> MasterKeyFile | None:
         return MasterKeyFile(path, str(problem), False, (), {})
 
 
-def gather_fleet_keys(settings: Settings) -> str:
-    """Return what keeps the master keys from opening the object store's tenant keys; empty: nothing.
-    Empty, too, when the store does not answer within STORE_WAIT_S: no start waits for a store."""
+def gather_fleet_keys(settings: Settings) -> FleetKeysTrial:
+    """Return how opening the object store's tenant keys with the master keys goes.
+    Well, too, when the store does not answer within STORE_WAIT_S: no start waits for a store."""
     path, url = settings.encryption.master_key, settings.object.url
     if path is None or not url or _is_closed(path):
-        return ""
-    found: list[str] = []
+        return FleetKeysTrial()
+    found: list[FleetKeysTrial] = []
     trial = threading.Thread(target=lambda: found.append(_try_fleet_keys(path, url)), daemon=True)
     trial.start()
     trial.join(STORE_WAIT_S)
-    return found[0] if found else ""
+    return found[0] if found else FleetKeysTrial()
 
 
-def _try_fleet_keys(path: Path, url: str) -> str:
+def _try_fleet_keys(path: Path, url: str) -> FleetKeysTrial:
     limits = StoreLimits(connect_s=1.0, idle_s=1.0, request_s=STORE_WAIT_S, num_retries=0, retry_s=0.0)
     try:
-        FleetKeys(load_master_keys(path)).open(ObjectStore(url, limits=limits))
+        keys = FleetKeys(load_master_keys(path))
+        keys.open(ObjectStore(url, limits=limits))
     except StoreError as problem:
-        return str(problem) if problem.problem is StoreProblem.WRONG_KEY else ""
+        return FleetKeysTrial(str(problem) if problem.problem is StoreProblem.WRONG_KEY else "")
     except KeyringError:  # judge_master_keys tells
-        return ""
-    return ""
+        return FleetKeysTrial()
+    return FleetKeysTrial("", keys.num_foreign)
 
 
 def _is_closed(path: Path) -> bool:

@@ -183,11 +183,15 @@ class ObjectEdge:
     def _tended(self, future: "Future[int]") -> None:
         failure = future.exception()
         if isinstance(failure, StoreError):
-            log.warning("object store %s: its keys were not listed: %s", self._address, failure)
-        elif failure is not None:
+            return log.warning("object store %s: its keys were not listed: %s", self._address, failure)
+        if failure is not None:
             raise failure
-        elif future.result():
+        if future.result():
             log.info("object store %s: %d data keys wrapped anew", self._address, future.result())
+        assert self.keys is not None
+        if self.keys.num_foreign > self.counters["foreign_keys"]:
+            log.warning("object store: %d tenant keys of other master keys ignored", self.keys.num_foreign)
+        self.counters["foreign_keys"] = self.keys.num_foreign
 
     def bar(self, tenant: str) -> None:
         """Let nothing of a tenant be exported until `admit`."""

@@ -12,6 +12,8 @@ mark is never deleted, so its number cannot be given out again.
 
 Hosts list `v1/k/` every LOOK_S, one request; a key is not used longer than MAX_AGE_S after the last listing
 that showed it. What is listed is read when it is needed. A wrap is bound to its tenant, key id and number.
+Names may be planted: a listing ends after MAX_LISTED of them, and the keys of tenants that are in use here
+are listed on their own then. A wrap of another master key harms the tenant it is named by, no other one.
 
 Rejected: one object a tenant that is replaced (a host that wraps anew would bring an erased key back, unless
 the store compares when it replaces, which folders and some stores do not); a key of the store between master
@@ -21,11 +23,13 @@ erased keys useless).
 
 import json
 import logging
+import random
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from ...tiers.base import Cause, CopyError
@@ -41,7 +45,8 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 30.0
 MAX_AGE_S: Final = 60.0
 MAX_WRAP_BYTES: Final = 4096
-NUM_CHECKED: Final = 16  # wraps read at a start: the hosts of a fleet have one master key
+NUM_CHECKED: Final = 32  # wraps read at a start, at most
+MAX_LISTED: Final = 65_536  # names that one listing looks at
 MAX_TRIES: Final = 100  # numbers that other hosts may take while one is looked for
 _ERASED: Final = b'{"erased": true}'
 _MARK: Final = 0  # of key ids
@@ -51,7 +56,7 @@ _DAMAGED: Final = -1
 class _Wrap(NamedTuple):
     """What one object holds."""
 
-    key_id: int  # _MARK: the tenant was erased; _DAMAGED: it is none
+    key_id: int  # _MARK: the tenant was erased; _DAMAGED: it is no wrap
     master: str = ""
     wrapped: bytes = b""
 
@@ -67,45 +72,53 @@ class _UnwrappedKey(NamedTuple):
 class FleetKeys:
     """Data keys of the tenants of a fleet. Thread-safe; methods block for as long as the store does.
 
-    `open` comes first. Methods raise StoreError when the store fails, or has a wrap of another master key.
+    `open` comes first. Methods raise StoreError when the store fails.
     `on_forgotten` is called with a tenant after its key is gone.
     """
 
     def __init__(self, masters: MasterKeys, clock: Callable[[], float] = time.monotonic) -> None:
         self.on_forgotten: Callable[[str], None] = lambda tenant: None
         self.num_wrapped: Counter[str] = Counter()  # data keys by master key, as of the last `wrap_anew`
+        self.num_foreign = 0  # wraps of other master keys that were seen
         self._masters = masters
         self._clock = clock
         self._lock = threading.RLock()
+        self._listing = threading.Lock()  # taken before `_lock`, which is free while names are listed
         self._store: ObjectStore | None = None
         self._looked_at = float("-inf")
         self._newest: dict[str, int] = {}  # by tenant's folder
+        self._noted: dict[str, int] = {}  # made or read here since the last listing began
         self._known: dict[str, _UnwrappedKey] = {}  # by tenant
         self._useless: dict[TenantKeyName, _Wrap] = {}  # marks, and damaged ones, which are logged once
         self._barred: set[str] = set()  # tenants that get no new key for now
         self._is_wrapped_anew = False
 
     def open(self, store: ObjectStore) -> None:
-        """Use `store` from now on. Raises StoreError(WRONG_KEY) when it has wraps that none of these made."""
+        """Use `store` from now on. Raises StoreError(WRONG_KEY) when none of its wraps opens, as far as
+        NUM_CHECKED of them tell, and other master keys made some."""
         with self._lock:
             self._store = store
-            self._look()
-            num_checked = 0
-            for folder in sorted(self._newest):
-                wrap = self._read(TenantKeyName(folder, self._newest[folder]))
-                if wrap is not None and wrap.key_id > _MARK:
-                    _require_master(wrap, self._masters)
-                    num_checked += 1
-                if num_checked == NUM_CHECKED:
-                    return
+        self._look()
+        with self._lock:
+            newest, masters = dict(self._newest), self._masters
+        self.num_foreign, num_opened, master = 0, 0, ""
+        for folder in random.sample(sorted(newest), min(NUM_CHECKED, len(newest))):
+            wrap = self._read(name := TenantKeyName(folder, newest[folder]))
+            if wrap is None or wrap.key_id <= _MARK:
+                continue
+            if masters.unwrap(wrap.wrapped, _bound(name, wrap.key_id)) is not None:
+                num_opened += 1
+            elif wrap.master not in masters.ids:
+                self.num_foreign, master = self.num_foreign + 1, wrap.master
+        if self.num_foreign and not num_opened:
+            _require_master(master, masters)
 
     # ---------------------------------------------------------------------------------------- use
 
     def refresh(self, max_age_s: float = MAX_AGE_S) -> None:
         """List the keys, unless that was done `max_age_s` ago: what is gone is forgotten."""
-        with self._lock:
-            if self._clock() - self._looked_at >= max_age_s:
-                self._look()
+        if self._clock() - self._looked_at >= max_age_s:
+            self._look(max_age_s)
 
     def names(self, tenant: str) -> HiddenNames | None:
         """Return what hides a tenant's names; None when it has no key, so the store has nothing of it."""
@@ -147,38 +160,43 @@ class FleetKeys:
         with self._lock:
             for one, count in self.num_wrapped.items():
                 if count:
-                    _require_master(_Wrap(_DAMAGED, one), masters)
+                    _require_master(one, masters)
 
     def take(self, masters: MasterKeys) -> None:
         """Use other master keys from now on; `wrap_anew` is due."""
         with self._lock:
             self._masters, self._is_wrapped_anew = masters, False
+            self._useless.clear()  # what other master keys made may open now
 
     def wrap_anew(self) -> int:
         """Wrap every data key under the first master key, unless that was done; return how many were."""
         with self._lock:
             if self._is_wrapped_anew:
                 return 0
-            self._look()
+        self._look()
+        with self._lock:
             masters, newest = self._masters, dict(self._newest)
         counts: Counter[str] = Counter()
-        num_new, is_whole = 0, True
+        num_new, num_foreign, is_whole = 0, 0, True
         for folder, number in newest.items():  # without the lock: requests for each tenant
             name = TenantKeyName(folder, number)
             wrap = self._read(name)
             if wrap is None or wrap.key_id <= _MARK:
                 continue
             opened = masters.unwrap(wrap.wrapped, _bound(name, wrap.key_id))
-            if opened is not None and wrap.master != masters.current_id:
+            if opened is None:
+                num_foreign += wrap.master not in masters.ids
+                continue
+            if opened[0] != masters.current_id:
                 following = name._replace(number=number + 1)
                 if self._create(following, DataKey(wrap.key_id, opened[1]), masters):
                     self._opened().delete([str(name)])
                     num_new += 1
                 else:  # another host did, or the tenant was erased
                     is_whole = False
-            counts[wrap.master if opened is None else masters.current_id] += 1
+            counts[masters.current_id] += 1
         with self._lock:
-            self.num_wrapped = counts
+            self.num_wrapped, self.num_foreign = counts, num_foreign
             self._is_wrapped_anew = is_whole and self._masters is masters
         return num_new
 
@@ -188,10 +206,33 @@ class FleetKeys:
         assert self._store is not None
         return self._store
 
-    def _look(self) -> None:
-        """List the keys; forget those that are gone. One that was wrapped anew stays."""
-        self._newest = _newest(self._opened())
-        self._looked_at = self._clock()
+    def _look(self, max_age_s: float = 0.0) -> None:
+        """List the keys; forget those that are gone. One that was wrapped anew stays.
+        Nothing where another thread has listed them `max_age_s` ago, at most, when this one's turn comes."""
+        asked_at = self._clock()
+        with self._listing:
+            if self._looked_at > asked_at - max_age_s:
+                return
+            with self._lock:
+                self._noted = {}
+                known = {tenant_folder(tenant) for tenant in self._known}
+            newest, is_whole = _newest(self._opened(), TENANT_KEYS)
+            if not is_whole:
+                log.error(
+                    "object store: more than %d names in %s; delete what is none of a tenant's newest key",
+                    MAX_LISTED,
+                    TENANT_KEYS,
+                )
+                for folder in known - newest.keys():
+                    newest |= _newest(self._opened(), f"{TENANT_KEYS}{folder}/")[0]
+            with self._lock:
+                for folder, number in self._noted.items():
+                    newest[folder] = max(number, newest.get(folder, 0))
+                self._newest, self._looked_at = newest, self._clock()
+                self._compare_known()
+
+    def _compare_known(self) -> None:
+        """Forget the keys that the last listing does not show."""
         for tenant, known in list(self._known.items()):
             folder = tenant_folder(tenant)
             number = self._newest.get(folder)
@@ -222,17 +263,20 @@ class FleetKeys:
         if wrap is None or name in self._useless:
             return None
         if wrap.key_id > _MARK:
-            _require_master(wrap, self._masters)
             opened = self._masters.unwrap(wrap.wrapped, _bound(name, wrap.key_id))
             if opened is not None:
                 return self._note(tenant, name, DataKey(wrap.key_id, opened[1]))
         self._useless[name] = wrap
         if wrap.key_id != _MARK:
-            words = (
-                "is damaged, or was moved there; nothing of its tenant is fetched or exported until that is"
-            )
-            log.error("%s %s erased (`kvtier objects erase-tenant`)", name, words)
+            words = "nothing of its tenant is fetched or exported until it is deleted, or the tenant erased"
+            log.error("%s %s; %s (`kvtier objects erase-tenant`)", name, self._what_it_is(wrap), words)
         return None
+
+    def _what_it_is(self, wrap: _Wrap) -> str:
+        is_foreign = wrap.key_id > _MARK and wrap.master not in self._masters.ids
+        return (
+            f"was made by another master key, {wrap.master[:8]}" if is_foreign else "is damaged, or was moved"
+        )
 
     def _make(self, tenant: str) -> DataKey:
         """Give a tenant its first key, or the next one after an erasure."""
@@ -246,13 +290,13 @@ class FleetKeys:
                     return self._note(tenant, name, key).key
             if (known := self._load(tenant, name)) is not None:  # another host was sooner
                 return known.key
-            if self._useless.get(name, _Wrap(_MARK)).key_id != _MARK:
-                raise CopyError(Cause.NO_KEY, f"{name} is damaged")
+            if (wrap := self._useless.get(name, _Wrap(_MARK))).key_id != _MARK:
+                raise CopyError(Cause.NO_KEY, f"{name} {self._what_it_is(wrap)}")
         raise StoreError(StoreProblem.BUSY, f"{MAX_TRIES} numbers of keys were taken meanwhile")
 
     def _note(self, tenant: str, name: TenantKeyName, key: DataKey) -> _UnwrappedKey:
         self._known[tenant] = known = _UnwrappedKey(name.number, key, HiddenNames(key))
-        self._newest[name.tenant] = name.number
+        self._newest[name.tenant] = self._noted[name.tenant] = name.number
         return known
 
     def _create(self, name: TenantKeyName, key: DataKey, masters: MasterKeys) -> bool:
@@ -274,39 +318,44 @@ def erase_tenant(store: ObjectStore, tenant: str) -> int:
     _destroy_key(store, folder)
     num_bundles = 0
     for epoch in store.folders(BUNDLES):
-        found = [one.key for one in store.objects(f"{BUNDLES}{epoch}/{folder}/")]
-        store.delete(found)
-        num_bundles += len(found)
+        num_bundles += store.delete(one.key for one in store.objects(f"{BUNDLES}{epoch}/{folder}/"))
     return num_bundles
 
 
 def _destroy_key(store: ObjectStore, folder: str) -> None:
-    """Put the mark of an erasure behind a tenant's newest wrap, then delete the wraps."""
-    found = [parse_tenant_key(one.key) for one in store.objects(f"{TENANT_KEYS}{folder}/")]
-    numbers = sorted(name.number for name in found if name is not None)
-    if not numbers:
+    """Put the mark of an erasure behind a tenant's newest wrap, then delete the wraps.
+    What was listed is not kept: names in a store may be planted."""
+    number = max((name.number for name in _names(store, f"{TENANT_KEYS}{folder}/")), default=None)
+    if number is None:
         return
-    newest = TenantKeyName(folder, numbers[-1])
+    newest = TenantKeyName(folder, number)
     if not _is_mark(_read(store, newest)):
         while not store.create(str(mark := newest._replace(number=newest.number + 1)), memoryview(_ERASED)):
             newest = mark  # wrapped anew, made or erased meanwhile
-    numbers += range(numbers[-1] + 1, newest.number + 1)  # not all below: names in a store may lie
-    names = [TenantKeyName(folder, number) for number in numbers]
-    store.delete([str(name) for name in names if not _is_mark(_read(store, name))])
+    store.delete(
+        str(name) for name in _names(store, f"{TENANT_KEYS}{folder}/") if not _is_mark(_read(store, name))
+    )
 
 
 def _is_mark(wrap: _Wrap | None) -> bool:
     return wrap is not None and wrap.key_id == _MARK
 
 
-def _newest(store: ObjectStore) -> dict[str, int]:
-    """Return the newest number of every tenant that has any, by folder."""
-    newest: dict[str, int] = {}
-    for one in store.objects(TENANT_KEYS):
+def _names(store: ObjectStore, prefix: str) -> Iterator[TenantKeyName]:
+    """Yield the names of wraps and marks under `prefix`."""
+    for one in store.objects(prefix):
         name = parse_tenant_key(one.key)
         if name is not None:
-            newest[name.tenant] = max(name.number, newest.get(name.tenant, 0))
-    return newest
+            yield name
+
+
+def _newest(store: ObjectStore, prefix: str) -> tuple[dict[str, int], bool]:
+    """Return the newest number of every tenant that has any, by folder, and whether all names were listed."""
+    newest: dict[str, int] = {}
+    names = _names(store, prefix)
+    for name in islice(names, MAX_LISTED):
+        newest[name.tenant] = max(name.number, newest.get(name.tenant, 0))
+    return newest, next(names, None) is None
 
 
 def _read(store: ObjectStore, name: TenantKeyName) -> _Wrap | None:
@@ -326,12 +375,12 @@ def _read(store: ObjectStore, name: TenantKeyName) -> _Wrap | None:
     return wrap if 0 < wrap.key_id < 1 << 32 and len(wrap.wrapped) == WRAPPED_BYTES else _Wrap(_DAMAGED)
 
 
-def _require_master(wrap: _Wrap, masters: MasterKeys) -> None:
-    """Raise StoreError(WRONG_KEY) unless one of `masters` made a wrap, as it says."""
-    if wrap.master not in masters.ids:
+def _require_master(master: str, masters: MasterKeys) -> None:
+    """Raise StoreError(WRONG_KEY) unless the key of this id is one of `masters`."""
+    if master not in masters.ids:
         held = f"encryption.master_key holds {', '.join(masters.ids)}"
         fix = "put its line below the others, or name another object.url; nothing was overwritten"
-        raise StoreError(StoreProblem.WRONG_KEY, f"{wrap.master[:8]}, and {held}; {fix}")
+        raise StoreError(StoreProblem.WRONG_KEY, f"{master[:8]}, and {held}; {fix}")
 
 
 def _bound(name: TenantKeyName, key_id: int) -> bytes:

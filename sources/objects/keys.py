@@ -26,7 +26,7 @@ TENANT_KEYS: Final = "v1/k/"
 NUM_ALIVE: Final = 3  # epochs that are read: the present one and those before it
 HOST_HEX: Final = 16
 _FIRST_DAY = date(1970, 1, 1)
-_TENANT_KEY = re.compile(r"v1/k/([0-9a-f]{32})/(\d{8})")
+_TENANT_KEY = re.compile(r"v1/k/([0-9a-f]{32})/([0-9]{8}|[1-9][0-9]{8,255})")
 _BUNDLE = re.compile(r"v1/b/(\d{8})/([0-9a-f]{32})/([0-9a-f]{64})/([0-9a-f]{64})")
 
 

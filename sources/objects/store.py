@@ -11,10 +11,11 @@ obstore is imported when a store is opened: it takes a tenth of a second, and fe
 import os
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -235,18 +236,21 @@ class ObjectStore:
         except OSError as error:  # its text could hold the signed address
             raise StoreError(StoreProblem.UNREACHABLE, f"HEAD of {key}: {type(error).__name__}") from None
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there do not matter."""
+    def delete(self, keys: Iterable[str]) -> int:
+        """Delete objects, and return how many keys there were; those that are not there do not matter.
+        Takes them as they are needed, so a listing may be as long as it is."""
         from obstore import delete
 
-        for start in range(0, len(keys), 1000):
-            some = list(keys[start : start + 1000])
+        rest, num_keys = iter(keys), 0
+        while some := list(islice(rest, 1000)):
+            num_keys += len(some)
             try:
                 with self._request("delete"):
                     delete(self._store, some)
             except FileNotFoundError:  # a folder stops at the first that is missing
                 for key in some:
                     self._delete_one(key)
+        return num_keys
 
     def _delete_one(self, key: str) -> None:
         from obstore import delete

@@ -16,10 +16,12 @@ import pytest
 
 from kvtier.appliance.config import Settings
 from kvtier.appliance.errors import StartError
-from kvtier.appliance.preflight.facts import gather_fleet_keys
+from kvtier.appliance.preflight.facts import FleetKeysTrial, gather_fleet_keys
 from kvtier.clients import Geometry, NamespaceIdentity
+from kvtier.sources.objects.fleet_keys import FleetKeys
 from kvtier.sources.objects.keys import tenant_folder
-from kvtier.tiers.encryption.master_keys import key_id
+from kvtier.sources.objects.store import ObjectStore
+from kvtier.tiers.encryption.master_keys import MasterKeys, key_id
 from kvtier.v1 import admin_pb2 as pb
 
 from .test_erase import NAMES, PLANTED, Served, reason_of, settings_in
@@ -181,6 +183,18 @@ def test_another_master_key_wraps_what_the_store_has(tmp_path: Path, nvme: bool)
         np.testing.assert_array_equal(read(two), data[: len(data) * 2 // 3])
 
 
+def test_the_doctor_counts_keys_of_another_master_key(tmp_path: Path) -> None:
+    found = settings(tmp_path, "one")
+    store = ObjectStore(found.object.url)
+    ours, others = FleetKeys(MasterKeys(MASTER)), FleetKeys(MasterKeys(OTHER))
+    ours.open(store)
+    others.open(store)
+    others.key_for_writing("tenant:stranger")
+    assert "another master key" in gather_fleet_keys(found).problem, "none opens"
+    ours.key_for_writing("tenant:acme")
+    assert gather_fleet_keys(found) == FleetKeysTrial("", 1)
+
+
 def test_a_start_waits_for_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes connections and never answers says nothing about its keys."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -191,7 +205,7 @@ def test_a_start_waits_for_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with_s3 = found.model_copy(
             update={"object": found.object.model_copy(update={"url": "s3://kv/fleet"})}
         )
-        assert gather_fleet_keys(with_s3) == ""
+        assert not gather_fleet_keys(with_s3).problem
         with Served(with_s3) as served:
             data = served.put(NAMES)
             np.testing.assert_array_equal(served.client.get(served.namespace, NAMES).data, data)

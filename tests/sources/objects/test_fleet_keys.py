@@ -4,15 +4,15 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
-from kvtier.sources.objects.fleet_keys import MAX_AGE_S, FleetKeys, erase_tenant
+from kvtier.sources.objects.fleet_keys import MAX_AGE_S, MAX_LISTED, FleetKeys, erase_tenant
 from kvtier.sources.objects.keys import TENANT_KEYS, TenantKeyName, bundle_key, tenant_folder
 from kvtier.sources.objects.layout import BundleChain
 from kvtier.sources.objects.problems import StoreError, StoreProblem
-from kvtier.sources.objects.store import ObjectStore
+from kvtier.sources.objects.store import ObjectInfo, ObjectStore
 from kvtier.tiers.base import Buffer, Cause, CopyError
 from kvtier.tiers.encryption.master_keys import MasterKeys
 
@@ -99,6 +99,78 @@ def test_another_master_key_is_refused_and_changes_nothing(tmp_path: Path) -> No
     assert (tmp_path / name_of(0)).read_bytes() == before
 
 
+def test_a_wrap_of_another_master_key_harms_its_tenant_alone(tmp_path: Path) -> None:
+    """A stranger's, or one that a fleet before this one left."""
+    keys = {tenant: host(tmp_path).key_for_writing(tenant) for tenant in (RED, BLUE)}
+    planted = FleetKeys(MasterKeys(NEW))
+    (tmp_path / "other").mkdir()
+    planted.open(ObjectStore(f"file://{tmp_path}/other"))
+    planted.key_for_writing(RED)
+    (tmp_path / "other" / name_of(0)).rename(tmp_path / name_of(7))
+    ours = host(tmp_path)
+    assert ours.key_for_writing(BLUE) == keys[BLUE]
+    assert ours.key(RED, keys[RED].id) is None
+    with pytest.raises(CopyError, match="another master key"):
+        ours.key_for_writing(RED)
+    ours.wrap_anew()
+    assert ours.num_foreign == 1
+    ours.check(MasterKeys(OLD))
+    (tmp_path / name_of(7)).unlink()
+    ours.refresh(0)
+    assert ours.key_for_writing(RED) == keys[RED]
+
+
+class Planted(ObjectStore):
+    """A folder whose listings of all keys begin with planted names."""
+
+    num_planted = 4 * MAX_LISTED
+    num_listed = 0
+
+    def objects(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        """See ObjectStore."""
+        for number in range(self.num_planted if prefix == TENANT_KEYS else 0):
+            self.num_listed += 1
+            yield ObjectInfo(str(TenantKeyName(f"{number:032x}", 0)), 1, 0.0)
+        yield from super().objects(prefix, after)
+
+
+def test_planted_names_do_not_make_a_listing_endless(tmp_path: Path) -> None:
+    store, keys = Planted(f"file://{tmp_path}"), FleetKeys(MasterKeys(OLD), Clock())
+    store.num_planted = 0
+    keys.open(store)
+    key = keys.key_for_writing(RED)
+    store.num_planted = Planted.num_planted
+    keys.refresh(0)
+    assert store.num_listed <= MAX_LISTED + 1
+    assert keys.key(RED, key.id) == key, "a tenant in use is listed on its own"
+
+
+def test_keys_can_be_used_while_names_are_listed(tmp_path: Path) -> None:
+    is_listing, go_on = Event(), Event()
+
+    class Slow(ObjectStore):
+        def objects(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+            if key is not None:
+                is_listing.set()
+                assert go_on.wait(60)
+            return super().objects(prefix, after)
+
+    key = None
+    keys = FleetKeys(MasterKeys(OLD), Clock())
+    keys.open(Slow(f"file://{tmp_path}"))
+    key = keys.key_for_writing(RED)
+    with ThreadPoolExecutor(2) as pool:
+        listed = pool.submit(keys.refresh, 0)
+        assert is_listing.wait(60)
+        try:
+            assert pool.submit(keys.key, RED, key.id).result(60) == key
+            made = pool.submit(keys.key_for_writing, BLUE).result(60)
+        finally:
+            go_on.set()
+        listed.result(60)
+    assert keys.key(BLUE, made.id) == made
+
+
 def test_an_erased_key_is_forgotten_by_other_hosts_within_a_minute(tmp_path: Path) -> None:
     clock = Clock()
     forgotten: list[str] = []
@@ -169,8 +241,10 @@ def test_another_master_key_wraps_the_same_data_keys(tmp_path: Path) -> None:
     clock.now += MAX_AGE_S
     other.refresh()  # which has the old one only, and goes on with what it has unwrapped
     assert other.key_for_writing(RED) == keys[RED]
-    with pytest.raises(StoreError, match="another master key"):
+    with pytest.raises(CopyError, match="another master key"):
         other.key_for_writing(BLUE)
+    other.take(MasterKeys(NEW, OLD))
+    assert other.key_for_writing(BLUE) == keys[BLUE]
 
 
 def test_a_key_that_is_erased_while_it_is_wrapped_anew_stays_erased(tmp_path: Path) -> None:
@@ -201,6 +275,17 @@ def test_an_erasure_reads_the_wraps_that_there_are_whatever_their_numbers(tmp_pa
     erase_tenant(store, RED)
     assert names(tmp_path) == [name_of(20_001)], "the mark"
     assert store.num_streams <= 5
+
+
+@pytest.mark.parametrize("number", [99_999_999, 10**20])
+def test_an_erasure_behind_the_last_number_of_eight_digits_is_seen(tmp_path: Path, number: int) -> None:
+    key = host(tmp_path).key_for_writing(RED)
+    (tmp_path / name_of(number)).write_bytes(b"planted")
+    erase_tenant(ObjectStore(f"file://{tmp_path}"), RED)
+    assert names(tmp_path) == [name_of(number + 1)], "the mark"
+    again = host(tmp_path).key_for_writing(RED)
+    assert again != key
+    assert host(tmp_path).key_for_writing(RED) == again
 
 
 @pytest.mark.parametrize(
