@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from ...sources.objects.limits import TARGET_BYTES
 from ..config import Access, Settings
 from ..config.units import format_bytes
+from ..core.options import PlannerOptions
 from .facts import Facts
 from .verdicts import Check, fail, ok, warn
 
@@ -15,6 +17,22 @@ def check_policies(facts: Facts, settings: Settings) -> Iterator[Check]:
     if why := settings.policy.objection(settings.tiers.ladder):
         what, _, fix = why.partition("; ")
         yield fail("policies", what, fix, "policy")
+
+
+def check_exports(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """Check that the largest bundle fits into what exports may hold of dram."""
+    shares = {settings.object.share, *(tenant.share for tenant in settings.tenants.values())}
+    options, capacity = PlannerOptions(), settings.tiers.dram.capacity_bytes
+    if not settings.object.url or shares <= {"off", None}:
+        return
+    if options.max_export_fraction * capacity >= TARGET_BYTES:
+        return
+    most = format_bytes(int(options.max_export_fraction * capacity))
+    enough = format_bytes(int(TARGET_BYTES / options.max_export_fraction))
+    what = (
+        f"exports hold at most {most} of dram: no larger bundle is stored, and some models have larger ones"
+    )
+    yield warn("object store", what, f"{enough} or more is enough for each model", "tiers.dram.capacity")
 
 
 def check_quotas(facts: Facts, settings: Settings) -> Iterator[Check]:

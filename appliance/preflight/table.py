@@ -30,7 +30,7 @@ from .checks_host import (
     check_shared_memory,
 )
 from .checks_places import check_daemon, check_directory, check_http, check_listen
-from .checks_settings import check_policies, check_quotas, check_tcp_address
+from .checks_settings import check_exports, check_policies, check_quotas, check_tcp_address
 from .checks_store import check_store, judge_worth
 from .facts import Facts
 from .verdicts import Check, CheckVerdict
@@ -69,6 +69,7 @@ CHECKS = (
     CheckRow(Scope.DOCTOR, lambda facts, s: [check_gds(facts.gpu, facts.directory, s)]),
     CheckRow(Scope.SETTINGS, check_policies),
     CheckRow(Scope.SETTINGS, check_quotas),
+    CheckRow(Scope.SETTINGS, check_exports),
     CheckRow(
         Scope.SETTINGS,
         lambda _, s: (check_tcp_address(one, s.access) for one in s.listen if socket_path(one) is None),

@@ -94,8 +94,8 @@ class FleetKeys:
         self._is_wrapped_anew = False
 
     def open(self, store: ObjectStore) -> None:
-        """Use `store` from now on. Raises StoreError(WRONG_KEY) when none of its wraps opens, as far as
-        NUM_CHECKED of them tell, and other master keys made some."""
+        """Use `store` from now on.
+        Raises StoreError(WRONG_KEY) when other master keys made each of NUM_CHECKED wraps that were read."""
         with self._lock:
             self._store = store
         self._look()

@@ -193,6 +193,25 @@ def test_quotas_that_fit_are_not_told(tmp_path: Path) -> None:
     assert found(tmp_path, tenants(a={"dram": "4MiB"}, b={"dram": "4MiB"})) == []
 
 
+@pytest.mark.parametrize(
+    ("capacity", "share", "is_told"),
+    [
+        ("256MiB", "eager", True),
+        ("256MiB", "worth", True),
+        ("256MiB", "off", False),
+        ("1GiB", "eager", False),
+    ],
+)
+def test_a_dram_too_small_for_exports_is_told(
+    capacity: str, share: str, is_told: bool, tmp_path: Path
+) -> None:
+    object_store = {"url": f"file://{tmp_path}", "share": share}
+    checks = found(tmp_path, {"tiers": {"dram": {"capacity": capacity}}, "object": object_store})
+    told = [check for check in checks if check.name == "object store"]
+    assert [check.verdict for check in told] == [CheckVerdict.WARN] * is_told
+    assert all("512MiB or more" in check.fix for check in told)
+
+
 # ------------------------------------------------------------------------------------- libraries
 
 
