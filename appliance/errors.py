@@ -231,6 +231,12 @@ REASONS: dict[str, ErrorReason] = {
         "AdminService and EventsService are for administrators",
         "name the identity in `access.admin`",
     ),
+    "NOT_A_HOST": ErrorReason(
+        grpc.StatusCode.PERMISSION_DENIED,
+        AccessError,
+        "PeerService is for the other hosts of the fleet",
+        "set `peers` on both hosts; with TLS the caller's certificate needs `peers.certificate_name`",
+    ),
     "BAD_POLICY": ErrorReason(
         _INVALID,
         CallerError,

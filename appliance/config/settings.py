@@ -37,6 +37,7 @@ from .fields import (
 )
 from .object_store import ObjectSettings
 from .observe import Observe, check_readers
+from .peers import PeerSettings, check_peers
 from .policy import Policy
 from .tenants import Access, QuotaSettings, Tenants, check_access, quotas_of, shares_of
 from .tiers import Tiers
@@ -98,6 +99,8 @@ class Settings(Section):
     """Encryption of nvme and of an object store."""
     object: ObjectSettings = ObjectSettings()
     """Store of blocks that hosts share."""
+    peers: PeerSettings = PeerSettings()
+    """Other hosts that blocks are fetched from."""
     leases: LeaseSettings = LeaseSettings()
     """Lifetime of leases."""
     limits: LimitSettings = LimitSettings()
@@ -117,6 +120,14 @@ class Settings(Section):
     def _check_access(self) -> Self:
         check_access(self.access, self.tenants, any(socket_path(address) is None for address in self.listen))
         check_readers(self.observe, self.access, self.tenants)
+        tls = self.access.tls
+        check_peers(
+            self.peers,
+            self.listen,
+            has_authority=tls is not None and tls.client_ca is not None,
+            has_tls=tls is not None,
+            has_tenants=bool(self.tenants),
+        )
         return self
 
     @model_validator(mode="after")

@@ -106,6 +106,7 @@ class AcquireRequested:
     load_anyway: bool = False  # even from a tier that is slower than computing the blocks again
     retention: Sequence[RetentionHint] = ()
     on_device: bool = False  # the reader can read every memory tier, also one that is a GPU's
+    is_local: bool = False  # nothing is fetched for it: another host asks
 
 
 @dataclass(slots=True)
@@ -288,6 +289,7 @@ class SourceChanged:
     """The source of bundles can be asked (`is_open`), or cannot: until it is open nothing is asked of it."""
 
     is_open: bool
+    takes_exports: bool = True  # with `is_open`: there is a store among what can be asked
 
 
 @dataclass(slots=True)
@@ -296,7 +298,8 @@ class SourceSearched:
 
     search: int
     num_found: int  # bundles of the chain, from the first one asked for
-    num_possible: int  # the one behind so many is not there, if there is one; -1: the search failed
+    num_possible: int  # the one behind so many is not there, if there is one; -1: that is not known
+    is_stored: bool = True  # false: other hosts have them, which a store may not
 
 
 @dataclass(slots=True)

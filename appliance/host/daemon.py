@@ -25,6 +25,7 @@ from ..core.events import ColdEdgeOpened, DrainStarted
 from ..core.results import CountResult
 from ..errors import StartError, error
 from ..event_log import MAX_BLOCK_EVENTS, EventLog
+from ..fleet.tickets import PeerService
 from ..gpu.page_service import DirectDevice, DirectPath
 from ..observability.daemon_view import DRAINING, READY, DaemonView
 from ..observability.observability import Observability
@@ -51,10 +52,10 @@ from .reload import Reload
 from .wiring import (
     build_appliance,
     build_codec_selection,
-    build_object_edge,
     build_planner,
     build_rotation,
     build_scrubber,
+    build_sources,
     cold_path,
     local_options,
     local_path,
@@ -98,7 +99,8 @@ class Daemon:
         self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
         self.reload.parts.append(self._adopt)
         self.reload.profiles = assembly.profiles
-        self.source = source = build_object_edge(settings, self.appliance, assembly)
+        source, self.fleet = build_sources(settings, self.appliance, self.planner, assembly, epoch)
+        self.source = source
         self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly, source)
         self.codec_selection = build_codec_selection(settings, self.appliance, self.planner, assembly, source)
         self.scrubber = build_scrubber(self.appliance, self.planner, assembly)
@@ -118,7 +120,9 @@ class Daemon:
         self.clients = ClientRegistry(
             self.appliance, settings.limits.max_clients, settings.planner_options().num_tenants
         )
-        self.access = Authenticator(settings.access, settings.tenants)
+        peers = settings.peers
+        host_name = peers.certificate_name if peers.is_on else None
+        self.access = Authenticator(settings.access, settings.tenants, host_name=host_name)
         self.rates = CallRates(settings.tenants)
         self.put_buffers = PutBuffers(MAX_STREAM_PUT_BYTES)
         path, extent_bytes = local_path(settings), settings.tiers.dram.extent_bytes
@@ -138,6 +142,7 @@ class Daemon:
             routes, options = self.assembly.staging_routes, local_options(settings)
             self.local = LocalServer(self.service, path, routes, options, self.access, self.rates)
         self.direct: DirectPath | None = None  # while there is a device
+        self.peers = PeerService(self.service, self.events, peers.send_limit_bytes)
         self._wire_observability(settings)
         self.listeners = Listeners(settings.listen, self.access, settings.access.tls, settings.socket_mode)
         self.grpc = GrpcServer(
@@ -180,6 +185,7 @@ class Daemon:
             "KVCacheService": (self.service, IntentService(self.service), streams),
             "AdminService": (admin, VerifyService(self.scrubber, self.appliance.clock)),
             "EventsService": (EventsService(self.events, self.accesses, self.service),),
+            "PeerService": (self.peers,),
         }
 
     @classmethod
@@ -209,6 +215,8 @@ class Daemon:
                 _make_folder(socket_path(address), is_shared=bool(settings.tenants))
             await daemon.observability.start()
             await daemon.grpc.start()
+            if daemon.fleet is not None:
+                daemon.fleet.start(daemon.peers)
             if assembly.hot is not None:
                 daemon.serve_pages(assembly.hot.direct)
             if daemon.local is not None:
@@ -321,14 +329,16 @@ class Daemon:
         await self.settle_reports()
         self.events.close()
         self.accesses.close()
+        self.peers.holdings.close()
         await self.grpc.stop(CLOSE_GRACE_S)
         if self.local is not None:
             await self.local.stop()
         if self.direct is not None:
             await self.direct.close()  # before its leases end: a device may be reading
         await self.scrubber.stop()
-        if self.source is not None:
-            await self.source.stop()
+        for source in (self.fleet, self.source):
+            if source is not None:
+                await source.stop()
         for client in self.clients:
             self.clients.close(client.id, "daemon stops")
         await self.learned.close()  # while the directory is still ours
@@ -347,6 +357,8 @@ class Daemon:
             counters += self.direct.counters
         if self.source is not None:
             counters.update({f"object_{name}": count for name, count in self.source.counters.items()})
+        if self.fleet is not None:
+            counters.update({f"peer_{name}": count for name, count in self.fleet.counters.items()})
         hot = self.assembly.hot
         for name, number in (hot.cold.counters if hot is not None and hot.cold is not None else {}).items():
             counters[f"nvme_to_hbm_{name}"] += number

@@ -18,6 +18,7 @@ from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
 from ..core.planner import Planner
 from ..errors import StartError
 from ..event_log import EventLog
+from ..fleet.fleet import Fleet
 from ..scrubber import Scrubber
 from ..security.key_rotation import KeyRotation
 from ..server.local_server import LocalOptions
@@ -93,17 +94,23 @@ def build_codec_selection(
     return selection
 
 
-def build_object_edge(settings: Settings, appliance: Appliance, assembly: Assembly) -> ObjectEdge | None:
-    """Return what fetches from and exports to the object store; None where none is set."""
-    url = settings.object.url
-    if not url:
-        return None
+def build_sources(
+    settings: Settings, appliance: Appliance, planner: Planner, assembly: Assembly, epoch: int
+) -> tuple[ObjectEdge | None, Fleet | None]:
+    """Return what asks the object store, and what asks other hosts; None where there is none."""
     memories = {tier: one for tier, one in assembly.engines.items() if isinstance(one, ExtentEngine)}
-    open_store = partial(ObjectStore, url, limits=LIMITS)
-    keys = FleetKeys(assembly.master_keys) if assembly.master_keys is not None else None
-    edge = ObjectEdge(url, open_store, memories, appliance.step, clock=appliance.clock, keys=keys)
-    appliance.carry_out_by(dict.fromkeys((SearchBundles, FetchBundle, ExportBundle), edge.execute))
-    return edge
+    fleet = Fleet(settings, appliance, planner, memories, epoch) if settings.peers.is_on else None
+    url, store = settings.object.url, None
+    if url:
+        open_store = partial(ObjectStore, url, limits=LIMITS)
+        keys = FleetKeys(assembly.master_keys) if assembly.master_keys is not None else None
+        deliver = fleet.edge.deliver_of_store if fleet is not None else appliance.step
+        store = ObjectEdge(url, open_store, memories, deliver, clock=appliance.clock, keys=keys)
+    if fleet is not None:
+        fleet.edge.store = store
+    if (edge := fleet.edge if fleet is not None else store) is not None:
+        appliance.carry_out_by(dict.fromkeys((SearchBundles, FetchBundle, ExportBundle), edge.execute))
+    return store, fleet
 
 
 def cold_path(settings: Settings) -> Path | None:

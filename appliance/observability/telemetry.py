@@ -171,7 +171,9 @@ class Telemetry:
         return namespace.block_bytes if namespace is not None else 0
 
     def _asked(self, event: AcquireRequested, instructions: Sequence[Any]) -> None:
-        """The first answer to an acquire comes in the same step."""
+        """The first answer to an acquire comes in the same step. What another host asks is no runtime's."""
+        if event.is_local:
+            return
         for instruction in instructions:
             if type(instruction) is Reply and instruction.call == event.call:
                 result, first = instruction.result, event.first_block

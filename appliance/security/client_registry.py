@@ -101,11 +101,23 @@ class ClientRegistry:
     def open_pages(self, owner: ConnectedClient, routes: Mapping[Tier, Route]) -> ConnectedClient:
         """Register what holds leases and makes puts for registered pages of `owner`, which it may outlive:
         a device may still be copying. `routes` lead out of the pages. Raises BusyError."""
-        self._make_room(owner.domain)
-        client = ConnectedClient(
-            self._draw_id(True), f"pages of {owner.name or owner.id}", owner.domain, True
-        )
-        client.pid, client.uid = owner.pid, owner.uid
+        return self._open_inner(f"pages of {owner.name or owner.id}", owner.domain, routes, owner)
+
+    def open_fleet(self, domain: str) -> ConnectedClient:
+        """Register what holds blocks of an isolation domain while other hosts read them. Raises BusyError."""
+        return self._open_inner("other hosts", domain, {})
+
+    def _open_inner(
+        self,
+        name: str,
+        domain: str,
+        routes: Mapping[Tier, Route],
+        owner: ConnectedClient | None = None,
+    ) -> ConnectedClient:
+        self._make_room(domain)
+        client = ConnectedClient(self._draw_id(True), name, domain, True)
+        if owner is not None:
+            client.pid, client.uid = owner.pid, owner.uid
         self._add(client)
         self._appliance.mover.attach(client.id, routes)
         self._appliance.step(ClientOpened(client.id, client.name, True, client.domain))

@@ -46,15 +46,24 @@ class Principal:
     name: str  # what clients are bound to and messages say: "uid 1000", "dns:rt.acme.svc", "token ops"
     tenancy: Tenancy | None
     is_admin: bool = False
+    is_host: bool = False  # another host of the fleet
 
 
 class Authenticator:
     """Finds principals. Pure; `tokens` is the token file, where there is one."""
 
     def __init__(
-        self, settings: AccessSettings, tenants: Mapping[str, Tenant], own_uid: int | None = None
+        self,
+        settings: AccessSettings,
+        tenants: Mapping[str, Tenant],
+        own_uid: int | None = None,
+        host_name: str | None = None,
     ) -> None:
-        """Raises StartError when the token file cannot be read. `own_uid`: the daemon's by default."""
+        """Raises StartError when the token file cannot be read. `own_uid`: the daemon's by default.
+
+        `host_name`: in the certificates of the fleet's hosts; empty: every caller over plain TCP may be one;
+        None: there is no fleet."""
+        self._host_name = host_name
         self._own_uids = {ROOT, os.getuid() if own_uid is None else own_uid}
         self._admins = {*settings.admin} or {f"uid:{uid}" for uid in self._own_uids}
         self.tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
@@ -109,7 +118,10 @@ class Authenticator:
             fitting = {san for pattern, san in self._patterns if any(map(pattern.fullmatch, names))}
             tenants = sorted({self._tenant_of[san] for san in fitting & self._tenant_of.keys()})
             is_admin = not self._admins.isdisjoint(fitting)
-            known = self._principal(" ".join(names) or "a certificate without names", tenants, is_admin)
+            is_host = bool(self._host_name) and f"dns:{self._host_name}" in names
+            known = self._principal(
+                " ".join(names) or "a certificate without names", tenants, is_admin, is_host
+            )
             if len(self._known) < 4096:  # every one was signed by the authority; bounded all the same
                 self._known[names] = known
         return known
@@ -125,12 +137,13 @@ class Authenticator:
 
     def of_plain_tcp(self) -> Principal:
         """Return the principal of a caller over TCP without TLS, which proves nothing."""
-        return self._principal(ANONYMOUS, [], False)
+        return self._principal(ANONYMOUS, [], False, is_host=self._host_name == "")
 
-    def _principal(self, name: str, tenants: list[str], is_admin: bool) -> Principal:
+    def _principal(self, name: str, tenants: list[str], is_admin: bool, is_host: bool = False) -> Principal:
         if not self._has_tenants:
-            return Principal(name, COMMON, is_admin)
-        return Principal(name, self._tenancies[tenants[0]] if len(tenants) == 1 else None, is_admin)
+            return Principal(name, COMMON, is_admin, is_host)
+        tenancy = self._tenancies[tenants[0]] if len(tenants) == 1 else None
+        return Principal(name, tenancy, is_admin, is_host)
 
 
 def tenancy_of(principal: Principal) -> Tenancy:
@@ -147,6 +160,16 @@ def require_admin(principal: Principal) -> None:
     """Raise AccessError unless the caller is an administrator."""
     if not principal.is_admin:
         raise error("NOT_ADMIN", f"{principal.name} is no administrator; name it under `access.admin`")
+
+
+def require_host(principal: Principal) -> None:
+    """Raise AccessError unless the caller is another host of the fleet."""
+    if not principal.is_host:
+        raise error(
+            "NOT_A_HOST",
+            f"{principal.name} is no host of this fleet; set `peers` on both hosts, and with TLS a "
+            "certificate with `peers.certificate_name`",
+        )
 
 
 def _pattern(san: str) -> re.Pattern[str]:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ...v1.local import Method
-from .principals import Principal, require_admin, tenancy_of
+from .principals import Principal, require_admin, require_host, tenancy_of
 
 
 class Role(Enum):
@@ -18,6 +18,7 @@ class Role(Enum):
     TENANT = "a tenant"
     ADMIN = "an administrator"
     WATCHER = "a tenant, of what it may read; an administrator, of everything"
+    HOST = "a host of the fleet"
 
 
 class Right(NamedTuple):
@@ -31,6 +32,8 @@ class Right(NamedTuple):
         """Raise AccessError unless `principal` may make the call."""
         if self.role is Role.ADMIN:
             require_admin(principal)
+        elif self.role is Role.HOST:
+            require_host(principal)
         elif self.role is Role.TENANT or (self.role is Role.WATCHER and not principal.is_admin):
             tenancy_of(principal)
 
@@ -89,6 +92,8 @@ RIGHTS: dict[str, Right] = {
     "AdminService/CheckIntegrity": _ADMIN,
     "EventsService/Watch": Right(Role.WATCHER, is_limited=True),
     "EventsService/WatchAccesses": _ADMIN,
+    "PeerService/WatchInventory": Right(Role.HOST),
+    "PeerService/FetchBlocks": Right(Role.HOST),
 }
 
 
@@ -116,6 +121,8 @@ def matrix_markdown() -> str:
         tenant, admin = "answered", "answered"
         if right.role is Role.ADMIN:
             foreign = tenant = "`NOT_ADMIN`"
+        elif right.role is Role.HOST:
+            foreign = tenant = admin = "`NOT_A_HOST`"
         elif right.role is Role.TENANT:
             admin = "`NO_TENANT`"
         lines.append(f"| `{name}` | no connection | no connection | {foreign} | {tenant} | {admin} |")

@@ -140,8 +140,9 @@ class AccessLog:
                         now, AccessKind.ASK, event.namespace_id, event.session_id, parent, chain, len(chain)
                     )
                 )
-        elif isinstance(event, AcquireRequested) and self._is_new(event.client, event.request_id):
-            self._asked(event, now)
+        elif isinstance(event, AcquireRequested):
+            if not event.is_local and self._is_new(event.client, event.request_id):
+                self._asked(event, now)
         elif isinstance(event, CommitRequested) and event.reserve is not None:
             self._put(event.reserve, now)
         elif isinstance(event, ReserveRequested):

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from ...v1 import admin_pb2, events_pb2, kvcache_pb2
+from ...v1 import admin_pb2, events_pb2, kvcache_pb2, peer_pb2
 from ...v1.conversions import urgency_to_wire
 from ...v1.local import MAX_PAYLOAD_BYTES
 from ..core.catalog.catalog import NO_ROW
@@ -52,6 +52,7 @@ SERVICES = (
     kvcache_pb2.DESCRIPTOR.services_by_name["KVCacheService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
     events_pb2.DESCRIPTOR.services_by_name["EventsService"],
+    peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
 )
 
 OPTIONS: Final = {

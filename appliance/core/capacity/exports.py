@@ -91,11 +91,11 @@ class Exports:
 
     def changed(self, event: SourceChanged) -> None:
         """The source takes bundles from now on, or does not."""
-        self.is_open = event.is_open
-        if event.is_open and not self._has_joined:  # a daemon without a source hears of no use
+        self.is_open = event.is_open and event.takes_exports
+        if self.is_open and not self._has_joined:  # a daemon without a source hears of no use
             self._has_joined = True
             self._core.listeners.join(Listener(used=self._used, stored=self._stored))
-        if not event.is_open:
+        if not self.is_open:
             self._queue.clear()
 
     def options_changed(self) -> None:
@@ -119,7 +119,7 @@ class Exports:
         size = self._index.num_blocks(namespace)
         for row in rows:
             is_last = (catalog.position[row] + 1) % size == 0
-            if is_last and not self._index.is_present(namespace.id, catalog.prefix_hash[row]):
+            if is_last and not self._index.is_stored(namespace.id, catalog.prefix_hash[row]):
                 self._queue.append(catalog.handle(row))
                 if is_use and self._core.options.prices.gpu_hour:
                     self._count_use(catalog.handle(row))
@@ -178,7 +178,7 @@ class Exports:
         namespace = catalog.namespace_of(last)
         name = catalog.prefix_hash[last]
         share = core.options.share_of(namespace.identity.domain)
-        if namespace.id in self.erased or share == "off" or self._index.is_present(namespace.id, name):
+        if namespace.id in self.erased or share == "off" or self._index.is_stored(namespace.id, name):
             return
         if any((job.namespace_id, job.name) == (namespace.id, name) for job in self._jobs.values()):
             return

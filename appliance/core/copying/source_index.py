@@ -12,6 +12,7 @@ from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
 
 PRESENT_S: Final = 3600.0
+HOST_PRESENT_S: Final = 5.0  # of what only other hosts have: that they do is asked of memory
 MISSING_S: Final = 60.0
 MAX_NAMES: Final = 65_536
 
@@ -21,7 +22,8 @@ class SourceIndex:
 
     def __init__(self, core: CoreState) -> None:
         self._core = core
-        self._known: OrderedDict[tuple[int, bytes], tuple[bool, float]] = OrderedDict()  # until when
+        #: Whether it is there, until when that is believed, whether a store has it.
+        self._known: OrderedDict[tuple[int, bytes], tuple[bool, float, bool]] = OrderedDict()
         self._num_blocks: dict[int, int] = {}  # of a bundle, by namespace
 
     def __len__(self) -> int:
@@ -36,15 +38,26 @@ class SourceIndex:
             number = self._num_blocks[namespace.id] = blocks_per_bundle(namespace.identity.geometry)
         return number
 
-    def note(self, namespace_id: int, name: bytes, is_present: bool) -> None:
-        """Remember that the bundle is there, or is not. The oldest one is forgotten beyond MAX_NAMES."""
+    def note(self, namespace_id: int, name: bytes, is_present: bool, *, is_stored: bool = True) -> None:
+        """Remember that the bundle is there, or is not. The oldest one is forgotten beyond MAX_NAMES.
+
+        `is_stored`: a store has it, not only other hosts."""
         key = (namespace_id, name)
+        if is_present and not is_stored and self.is_stored(namespace_id, name):
+            return
         self._known.pop(key, None)
-        self._known[key] = (is_present, self._core.now + (PRESENT_S if is_present else MISSING_S))
+        present_s = PRESENT_S if is_stored else HOST_PRESENT_S
+        believed_s = present_s if is_present else MISSING_S
+        self._known[key] = (is_present, self._core.now + believed_s, is_stored)
         if len(self._known) > MAX_NAMES:
             self._known.popitem(last=False)
 
     def is_present(self, namespace_id: int, name: bytes) -> bool | None:
         """Return whether the bundle is there, as far as known; None: it is not known."""
-        is_present, until = self._known.get((namespace_id, name), (None, 0.0))
+        is_present, until, _ = self._known.get((namespace_id, name), (None, 0.0, False))
         return is_present if until > self._core.now else None
+
+    def is_stored(self, namespace_id: int, name: bytes) -> bool:
+        """Return whether a store is known to have the bundle."""
+        is_present, until, is_stored = self._known.get((namespace_id, name), (False, 0.0, False))
+        return is_present and is_stored and until > self._core.now

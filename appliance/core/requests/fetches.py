@@ -315,7 +315,7 @@ class Fetches:
         del self._search_of[search.namespace_id, search.names[0]]
         if search.namespace_id in self._core.catalog.namespaces:
             for number in range(event.num_found):
-                self._index.note(search.namespace_id, search.names[number], True)
+                self._index.note(search.namespace_id, search.names[number], True, is_stored=event.is_stored)
             if 0 <= event.num_possible < len(search.names):
                 self._index.note(search.namespace_id, search.names[event.num_possible], False)
         self._resume([call for call, one in self._waiting.items() if one.search == event.search])

@@ -96,7 +96,7 @@ class ReadRequests:
         num_here = num_stored = len(rows)
         # What stands before first_block was read without asking, and reported as touched.
         readable = self._memories if event.on_device else self._core.shared
-        if self._fetches.is_open and num_stored < num_asked:
+        if self._fetches.is_open and num_stored < num_asked and not event.is_local:
             event = self._usage.note_urgency(event)
             may_hold = self._affordable(client, namespace, event.first_block, num_asked, readable)
             if self._fetches.begin(event, client, namespace, may_hold, until):

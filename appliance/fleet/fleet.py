@@ -1,0 +1,106 @@
+"""Fleet: the parts of this host's side of a fleet, started and stopped together."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...tiers.block import Tier
+from ...tiers.memory.engine import ExtentEngine
+from ...v1.addresses import socket_path
+from ..appliance import Appliance
+from ..config import Settings
+from ..core.planner import Planner
+from .data_listener import DataListener
+from .fleet_tls import FleetTls
+from .hosts import Hosts
+from .members import Members
+from .peer_edge import PeerEdge
+from .tickets import PeerService
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """What is known of another host, for status and metrics."""
+
+    address: str
+    name: str
+    state: str  # live, self, or down
+    problem: str  # why it is down
+    num_names: int
+    num_fetches: int  # under way
+    bytes_per_s: float
+    is_paused: bool  # it refused, failed or sent other bytes a moment ago
+    num_tickets: int  # of its own, as it said last
+    max_tickets: int
+    counters: Mapping[str, int]
+
+
+class Fleet:
+    """Asks other hosts, and answers them. Owned by the event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        appliance: Appliance,
+        planner: Planner,
+        engines: Mapping[Tier, ExtentEngine],
+        epoch: int,
+    ) -> None:
+        self._settings = settings
+        self._appliance = appliance
+        peers, tls = settings.peers, settings.access.tls
+        self._tls = FleetTls(tls, peers.certificate_name) if tls is not None else None
+        self._namespaces = planner.catalog.namespaces
+        self.hosts = Hosts(epoch, self._tls, self._digests, lambda: self.edge.hosts_changed())
+        self.edge = PeerEdge(self.hosts, engines, appliance.step, appliance.clock, self._tls)
+        self._members = Members(peers.static, peers.dns, self.hosts.set_members)
+        self._running: asyncio.Task[None] | None = None
+        self._listener: DataListener | None = None
+        self._service: PeerService | None = None
+
+    def _digests(self) -> frozenset[bytes]:
+        return frozenset(one.identity.digest for one in self._namespaces.values())
+
+    def start(self, service: PeerService) -> None:
+        """Accept data connections for tickets of `service`, and find the other hosts. Raises StartError."""
+        tcp = next(one for one in self._settings.listen if socket_path(one) is None)
+        host, port = tcp.rpartition(":")[0].strip("[]"), self._settings.peers.data_port
+        self._service = service
+        self._listener = DataListener(host, port, service, self._tls, self._appliance.clock)
+        self._running = asyncio.get_running_loop().create_task(self._members.run())
+
+    async def stop(self) -> None:
+        """End every connection; nothing is read from or written to memory afterwards. Idempotent."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await self.hosts.stop()
+        await self.edge.stop()
+        if self._listener is not None:
+            await self._listener.stop()
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Return what was counted on both sides, by name."""
+        return self.edge.counters + (self._service.counters if self._service is not None else Counter())
+
+    def rows(self) -> list[HostRow]:
+        """Return what is known of each host, by address."""
+        now = self._appliance.clock()
+        return [
+            HostRow(
+                host.address,
+                host.name,
+                "self" if host.is_self else "live" if host.is_live else "down",
+                host.problem,
+                len(host.inventory),
+                host.num_fetches,
+                host.bytes_per_s,
+                host.pause_until > now,
+                host.load.num_tickets,
+                host.load.max_tickets,
+                dict(host.counters),
+            )
+            for _, host in sorted(self.hosts.by_address.items())
+        ]

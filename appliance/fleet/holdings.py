@@ -1,0 +1,150 @@
+"""Holdings: tells other hosts which blocks this one can read, and what changes.
+
+Reads the log of block events, which is a ring: a host that reads slowly makes this one hold no more memory.
+It finds that the ring has moved on, and gets a snapshot anew. Nothing is kept for hosts that do not watch.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from ...sources.peers.inventory import short_names
+from ...v1 import peer_pb2 as pb
+from ..core.catalog.catalog import NO_ROW, Catalog
+from ..event_log import BlockEvent, EventLog
+
+HEARTBEAT_S: Final = 1.0
+FLUSH_S: Final = 0.05  # between two looks for changes, which are sent together
+STEP_NAMES: Final = 2048  # looked at between two turns of the event loop
+CHUNK_NAMES: Final = 16_384  # in one message of a snapshot
+MAX_DIGESTS: Final = 4096
+
+
+class Holdings:
+    """What this host holds, as messages. Owned by the event loop.
+
+    `load` is asked with every heartbeat; `host` is this host's name, for people."""
+
+    def __init__(
+        self, catalog: Catalog, events: EventLog, epoch: int, host: str, load: Callable[[], pb.HostLoad]
+    ) -> None:
+        self._catalog = catalog
+        self._events = events
+        self._epoch = epoch
+        self._host = host
+        self._load = load
+        self._is_closed = False
+        self.num_watchers = 0
+        self.num_resets = 0  # of hosts that read too slowly
+
+    def close(self) -> None:
+        """End every watch."""
+        self._is_closed = True
+
+    async def watch(self, digests: Iterable[bytes]) -> AsyncIterator[pb.WatchInventoryResponse]:
+        """Yield a snapshot of the namespaces with these digests, then changes, until `close`."""
+        wanted = frozenset(digests)
+        told: dict[int, bytes] = {}  # namespaces of which a snapshot was sent
+        seen, is_reset, beat_at = self._events.last_sequence, True, 0.0
+        clock = asyncio.get_running_loop().time
+        self.num_watchers += 1
+        try:
+            while not self._is_closed:
+                new = {
+                    number: namespace.identity.digest
+                    for number, namespace in self._catalog.namespaces.items()
+                    if number not in told and namespace.identity.digest in wanted
+                }
+                if new or is_reset:
+                    told.update(new)
+                    async for message in self._snapshot(new, is_reset):
+                        yield message
+                    is_reset, beat_at = False, clock() + HEARTBEAT_S
+                while seen < self._events.last_sequence and not is_reset:
+                    newer = self._events.after(seen)
+                    if newer[0].sequence > seen + 1:
+                        told, is_reset, seen = {}, True, self._events.last_sequence
+                        self.num_resets += 1
+                        break
+                    seen, changes = self._changes(newer, told)
+                    if changes:
+                        yield self._message(changes)
+                        beat_at = clock() + HEARTBEAT_S
+                    await asyncio.sleep(0)
+                if is_reset:
+                    continue
+                if clock() >= beat_at:
+                    yield self._message([])
+                    beat_at = clock() + HEARTBEAT_S
+                await asyncio.sleep(FLUSH_S)
+        finally:
+            self.num_watchers -= 1
+
+    async def _snapshot(
+        self, namespaces: Mapping[int, bytes], is_reset: bool
+    ) -> AsyncIterator[pb.WatchInventoryResponse]:
+        first = self._message([])
+        first.is_reset = is_reset
+        yield first
+        for number, digest in namespaces.items():
+            chunk: list[bytes] = []
+            for names in self._names(number):
+                chunk += names
+                if len(chunk) >= CHUNK_NAMES:
+                    yield self._message([_added(digest, chunk)])
+                    chunk = []
+                await asyncio.sleep(0)
+            if chunk:
+                yield self._message([_added(digest, chunk)])
+        last = self._message([])
+        last.is_complete = True
+        yield last
+
+    def _names(self, number: int) -> Iterator[list[bytes]]:
+        """Yield the blocks of a namespace that can be read, STEP_NAMES looked at a time."""
+        namespace = self._catalog.namespaces[number]
+        for shard in namespace.rows.shards:
+            items = list(shard.items())
+            for start in range(0, len(items), STEP_NAMES):
+                part = items[start : start + STEP_NAMES]
+                if number not in self._catalog.namespaces:
+                    return
+                yield [name for name, row in part if shard.get(name) == row and self._is_readable(row)]
+
+    def _is_readable(self, row: int) -> bool:
+        return row >= 0 and self._catalog.tier_of(row) is not None
+
+    def _changes(
+        self, events: Iterable[BlockEvent], told: Mapping[int, bytes]
+    ) -> tuple[int, list[pb.InventoryChange]]:
+        """Return the number of the last event that was looked at, and what events changed, as it is now."""
+        there: dict[int, dict[bytes, bool]] = {}
+        last, num_names = 0, 0
+        for event in events:
+            last = event.sequence
+            if event.namespace_id in told:
+                namespace = self._catalog.namespaces.get(event.namespace_id)
+                of = there.setdefault(event.namespace_id, {})
+                for name in event.prefix_hashes:
+                    row = NO_ROW if namespace is None else namespace.rows.get(name, NO_ROW)
+                    of[name] = self._is_readable(row)
+                num_names += len(event.prefix_hashes)
+                if num_names >= STEP_NAMES:
+                    break
+        return last, [
+            pb.InventoryChange(
+                namespace_digest=told[number],
+                added=short_names(name for name, is_there in of.items() if is_there),
+                removed=short_names(name for name, is_there in of.items() if not is_there),
+            )
+            for number, of in there.items()
+        ]
+
+    def _message(self, changes: list[pb.InventoryChange]) -> pb.WatchInventoryResponse:
+        return pb.WatchInventoryResponse(
+            epoch=self._epoch, host=self._host, changes=changes, load=self._load()
+        )
+
+
+def _added(digest: bytes, names: list[bytes]) -> pb.InventoryChange:
+    return pb.InventoryChange(namespace_digest=digest, added=short_names(names))

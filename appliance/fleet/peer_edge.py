@@ -1,0 +1,328 @@
+"""PeerEdge: carries out what the planner asks of sources, over other hosts first and a store behind them.
+
+    search    what the hosts say they hold, which is asked of memory; where none has it, the store
+    fetch     a ticket of the least busy host that has all blocks, then its bytes over a data connection;
+              another host or the store where it refuses, stops or sends other bytes, within the deadline
+    export    the store's
+
+Payloads are read into the places where they are to stay by a thread, and are compared with their checksums
+there. A batch is reported when no thread writes into its places any more.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
+
+import grpc
+
+from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, break_off
+from ...sources.peers.receiving import PayloadReader, connect
+from ...tiers.base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
+from ...tiers.block import Tier
+from ...tiers.payload import checksum
+from ...v1 import peer_pb2 as pb
+from ...v1.shm import CHECKSUM_BYTES
+from ..core.events import CopyFinished, Event, SourceChanged, SourceSearched
+from ..core.instructions import FetchBundle, SearchBundles
+from ..transfer.object_edge import ObjectEdge, Work
+from .fleet_tls import FleetTls
+from .hosts import DISTRUST_S, PAUSE_S, Host, Hosts
+
+log = logging.getLogger(__name__)
+
+MAX_THREADS: Final = 8
+MAX_TRIES: Final = 2  # hosts that one fetch asks
+TICKET_WAIT_S: Final = 2.0
+STALL_S: Final = 1.0  # without a byte, after which a host is given up
+CONNECT_S: Final = 1.0
+#: Of the time that is left, for a host while there is another source.
+FIRST_SHARE: Final = 0.6
+MISSING_S: Final = 60.0  # for which a store that lacks a bundle is not asked for it again
+MAX_MISSING: Final = 65_536
+
+
+class Refused(Exception):
+    """A host gave no ticket; the message says why."""
+
+
+class PeerEdge:
+    """Executes SearchBundles, FetchBundle and ExportBundle. Owned by the event loop.
+
+    `engines` are those of the memory tiers; `deliver` gets the events, on the loop. `store`: asked where no
+    host has a bundle; its events go through `deliver_of_store`.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        engines: Mapping[Tier, MemoryEngine],
+        deliver: Callable[[Event], None],
+        clock: Callable[[], float],
+        tls: FleetTls | None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._hosts = hosts
+        self._engines = engines
+        self._deliver = deliver
+        self._clock = clock
+        self._tls = tls
+        self.store: ObjectEdge | None = None
+        self._is_store_open = False
+        self._told: SourceChanged | None = None
+        self._searches: dict[int, SearchBundles] = {}  # that the store carries out
+        self._missing: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()  # in the store, until when
+        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kvtier-fetch")
+        self._fetches: set[asyncio.Task[None]] = set()
+        self._is_stopping = threading.Event()
+        self.counters: Counter[str] = Counter()
+
+    def execute(self, work: Work) -> None:
+        """Begin an instruction; one that nothing can be asked for ends at once."""
+        if self._is_stopping.is_set():
+            return
+        if isinstance(work, SearchBundles):
+            self._search(work)
+        elif isinstance(work, FetchBundle):
+            task = self._loop.create_task(self._fetch(work))
+            self._fetches.add(task)
+            task.add_done_callback(self._fetches.discard)
+        else:
+            assert self.store is not None
+            self.store.execute(work)
+
+    async def stop(self) -> None:
+        """Wait for the threads, which read nothing more. Idempotent."""
+        self._is_stopping.set()
+        for task in self._fetches:
+            task.cancel()
+        await asyncio.gather(*self._fetches, return_exceptions=True)
+        await asyncio.to_thread(self._pool.shutdown)
+
+    # ------------------------------------------------------------------------------- what can be asked
+
+    def hosts_changed(self) -> None:
+        """Tell the planner whether there is anything to ask."""
+        if self._is_stopping.is_set():
+            return
+        is_open = self._is_store_open or bool(self._hosts.live())
+        event = SourceChanged(is_open, takes_exports=self._is_store_open)
+        if event != (self._told or SourceChanged(False, takes_exports=False)):
+            self._told = event
+            self._deliver(event)
+
+    def deliver_of_store(self, event: Event) -> None:
+        """Take in an event of the store, and pass on what it means beside hosts."""
+        if isinstance(event, SourceChanged):
+            self._is_store_open = event.is_open
+            self.hosts_changed()
+        elif isinstance(event, SourceSearched):
+            self._searched(event)
+        else:
+            self._deliver(event)
+
+    # -------------------------------------------------------------------------------------- search
+
+    def _search(self, search: SearchBundles) -> None:
+        """Answer from what hosts say they hold; where none has the first bundle, ask the store."""
+        digest, now = search.identity.digest, self._clock()
+        num_found, _ = self._hosts.best(digest, search.names, now)
+        self.counters["searches_found" if num_found else "searches_empty"] += 1
+        if num_found:
+            self._deliver(SourceSearched(search.search, num_found, -1, is_stored=False))
+        elif self.store is None or not self._is_store_open or self._is_missing(digest, search.names[0], now):
+            self._deliver(SourceSearched(search.search, 0, -1))
+        else:
+            self._searches[search.search] = search
+            self.store.execute(search)
+
+    def _is_missing(self, digest: bytes, name: bytes, now: float) -> bool:
+        return self._missing.get((digest, name), 0.0) > now
+
+    def _searched(self, event: SourceSearched) -> None:
+        """Remember here what the store lacks: the planner may ask again, because a host may have it soon."""
+        search = self._searches.pop(event.search)
+        if 0 <= event.num_possible < len(search.names):
+            key = (search.identity.digest, search.names[event.num_possible])
+            self._missing[key] = self._clock() + MISSING_S
+            if len(self._missing) > MAX_MISSING:
+                self._missing.popitem(last=False)
+        self._deliver(replace(event, num_possible=-1))
+
+    # --------------------------------------------------------------------------------------- fetch
+
+    async def _fetch(self, work: FetchBundle) -> None:
+        """Bring the blocks of a bundle from a host, another host, or the store."""
+        left = dict(work.batches)  # that have not landed
+        digest, names = work.bundle.identity.digest, work.bundle.names
+        first = min(item.source for items in left.values() for item in items)
+        cause, tried = Cause.SOURCE_GONE, list[Host]()
+        while left and len(tried) < MAX_TRIES and (now := self._clock()) < work.deadline_at:
+            holders = [one for one in self._hosts.holders(digest, names[first:], now) if one not in tried]
+            if not holders:
+                break
+            tried.append(host := holders[0])
+            share = FIRST_SHARE if len(holders) > 1 or self._is_store_open else 1.0
+            cause = await self._from_host(host, work, left, first, now + share * (work.deadline_at - now))
+        if left and self.store is not None and self._is_store_open and self._clock() < work.deadline_at:
+            self.counters["fetches_left_to_store"] += bool(tried)
+            self.store.execute(replace(work, batches=list(left.items())))
+            return
+        for copy, items in left.items():
+            self._deliver(CopyFinished(copy, [CopyOutcome(cause)] * len(items)))
+
+    async def _from_host(
+        self,
+        host: Host,
+        work: FetchBundle,
+        left: dict[int, Sequence[CopyItem]],
+        first: int,
+        deadline_at: float,
+    ) -> Cause:
+        """Fetch from one host what is `left`, which gets less as batches land. Returns why some is."""
+        began_at, cause, words = self._clock(), Cause.SOURCE_GONE, ""
+        host.num_fetches += 1
+        try:
+            ticket = await self._ticket(host, work, first, deadline_at - began_at)
+            num_bytes = await self._loop.run_in_executor(
+                self._pool, self._receive, host, work, left, first, ticket, deadline_at
+            )
+            host.measured(num_bytes, self._clock() - began_at)
+            host.counters["fetches"] += 1
+            host.counters["bytes"] += num_bytes
+            self.counters["bytes_received"] += num_bytes
+            outcome = "arrived"
+        except (grpc.aio.AioRpcError, Refused) as failure:
+            outcome, words = "refused", str(failure)
+            host.pause(self._clock() + PAUSE_S)
+        except CopyError as failure:
+            outcome, cause, words = "wrong_bytes", failure.cause, str(failure)
+            host.pause(self._clock() + DISTRUST_S)
+        except (OSError, ConnectionLost) as failure:
+            outcome, cause, words = "broken", Cause.SHORT_TRANSFER, str(failure)
+            host.pause(self._clock() + PAUSE_S)
+        finally:
+            host.num_fetches -= 1
+        self.counters[f"fetches_{outcome}"] += 1
+        if outcome != "arrived":
+            host.counters[outcome] += 1
+            log.log(
+                logging.WARNING if outcome == "wrong_bytes" else logging.DEBUG,
+                "host %s: %s",
+                host.address,
+                words,
+            )
+        return cause
+
+    async def _ticket(
+        self, host: Host, work: FetchBundle, first: int, wait_s: float
+    ) -> pb.FetchBlocksResponse:
+        """Return a ticket for blocks of a bundle from block `first` on. Raises Refused and AioRpcError."""
+        names = work.bundle.names[first:]
+        assert host.stub is not None
+        request = pb.FetchBlocksRequest(
+            epoch=host.epoch,
+            namespace_digest=work.bundle.identity.digest,
+            prefix_hashes=b"".join(names),
+            deadline_ms=max(1, int(wait_s * 1000)),
+        )
+        ticket = await host.stub.FetchBlocks(request, timeout=min(wait_s, TICKET_WAIT_S))
+        num_payloads = ticket.num_blocks * work.bundle.identity.geometry.num_groups
+        if not ticket.ticket:
+            raise Refused("it does not have the blocks any more")
+        if (
+            len(ticket.ticket) != TICKET_BYTES
+            or not 0 < ticket.num_blocks <= len(names)
+            or len(ticket.checksums) != num_payloads * CHECKSUM_BYTES
+            or not 0 < ticket.data_port < 1 << 16
+        ):
+            raise Refused("its ticket makes no sense")
+        return ticket
+
+    # ------------------------------------------------------------------------------------- threads
+
+    def _receive(
+        self,
+        host: Host,
+        work: FetchBundle,
+        left: dict[int, Sequence[CopyItem]],
+        first: int,
+        ticket: pb.FetchBlocksResponse,
+        deadline_at: float,
+    ) -> int:
+        """Read what a ticket stands for; batches land one by one. Returns the bytes.
+        Raises OSError, ConnectionLost and CopyError; nothing writes into places then."""
+
+        def check(silent_s: float) -> None:
+            if self._is_stopping.is_set() or self._clock() >= deadline_at:
+                raise ConnectionLost("time is over")
+            if silent_s > STALL_S:
+                raise ConnectionLost(f"nothing came for {STALL_S:g} s")
+
+        connection = self._connected(host, ticket.data_port, deadline_at)
+        try:
+            reader = PayloadReader(connection, self._clock, check)
+            num_groups = work.bundle.identity.geometry.num_groups
+            reader.begin(ticket.ticket, ticket.num_blocks * num_groups)
+            num_bytes = self._read_groups(reader, work, left, first, ticket)
+            reader.end()
+        except BaseException:
+            break_off(connection)
+            raise
+        host.give_idle(connection)
+        return num_bytes
+
+    def _connected(self, host: Host, port: int, deadline_at: float) -> socket.socket:
+        connection = host.take_idle()
+        if connection is None:
+            timeout_s = max(0.001, min(CONNECT_S, deadline_at - self._clock()))
+            tls = self._tls.context(is_server=False) if self._tls is not None else None
+            name = self._tls.name if self._tls is not None else ""
+            connection = connect(host.ip, port, timeout_s, tls, name)
+        return connection
+
+    def _read_groups(
+        self,
+        reader: PayloadReader,
+        work: FetchBundle,
+        left: dict[int, Sequence[CopyItem]],
+        first: int,
+        ticket: pb.FetchBlocksResponse,
+    ) -> int:
+        """Read all payloads in their order, each into its place, or past it where it is not wanted."""
+        memory, lengths = self._engines[work.target], work.bundle.identity.geometry.fragment_bytes
+        wanted = {(item.label.group, item.source - first): item for items in left.values() for item in items}
+        copies = {items[0].label.group: copy for copy, items in left.items()}
+        num_bytes, number = 0, 0
+        for group, length in enumerate(lengths):
+            for block in range(ticket.num_blocks):
+                item = wanted.get((group, block))
+                into = memory.view(item.target, length) if item else memoryview(bytearray(length))
+                reader.fill(into)
+                told = ticket.checksums[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
+                if checksum(into) != told or (item and item.label.checksum not in (b"", told)):
+                    raise CopyError(Cause.WRONG_CHECKSUM, f"block {block}, layer group {group}")
+                number, num_bytes = number + 1, num_bytes + length
+            if group in copies:
+                self._land(copies[group], left, first, ticket)
+        return num_bytes
+
+    def _land(
+        self, copy: int, left: dict[int, Sequence[CopyItem]], first: int, ticket: pb.FetchBlocksResponse
+    ) -> None:
+        """Tell the planner of a batch that has arrived, but for blocks that the host did not have."""
+        outcomes = []
+        for item in left.pop(copy):
+            block, group = item.source - first, item.label.group
+            if block >= ticket.num_blocks:
+                outcomes.append(CopyOutcome(Cause.SOURCE_GONE))
+                continue
+            start = (group * ticket.num_blocks + block) * CHECKSUM_BYTES
+            outcomes.append(CopyOutcome(None, ticket.checksums[start : start + CHECKSUM_BYTES]))
+        if not self._is_stopping.is_set():
+            self._loop.call_soon_threadsafe(self._deliver, CopyFinished(copy, outcomes))

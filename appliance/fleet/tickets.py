@@ -1,0 +1,238 @@
+"""Tickets: blocks that another host may read over one data connection, held until it has.
+
+A ticket is an acquire of this host's own, from its tiers only: what is in nvme is loaded first. Its lease
+ends when the other host said that all has arrived, when its connection breaks, and when no connection showed
+the ticket within TICKET_S. There are MAX_TICKETS at a time, and their bytes count against `peers.send_limit`.
+"""
+
+import asyncio
+import math
+import secrets
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ...sources.peers.connection import TICKET_BYTES
+from ...sources.peers.sending import Piece
+from ...v1 import peer_pb2 as pb
+from ..core.catalog.catalog import NO_ROW, NamespaceEntry
+from ..core.events import AcquireRequested, ReleaseRequested
+from ..core.results import AcquireResult, ReadyFragment, ReadyFragments
+from ..errors import error
+from ..event_log import EventLog
+from ..security.callers import Caller
+from ..security.client_registry import ConnectedClient
+from ..server.cache_service import CacheService
+from .holdings import MAX_DIGESTS, Holdings
+
+TICKET_S: Final = 5.0  # from its issue until a connection shows it
+SEND_S: Final = 30.0  # from its issue until all has arrived
+MAX_TICKETS: Final = 16
+MAX_BACKLOG_S: Final = 0.25  # of bytes beyond the send limit, that are promised already
+RETRY_S: Final = 0.1
+LEASE_S: Final = 2 * SEND_S
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """What one connection may read."""
+
+    number: bytes
+    pieces: Sequence[Piece]
+    num_bytes: int
+    client: int
+    lease: int
+    ends_at: float  # on the loop's clock
+    timer: asyncio.TimerHandle
+
+
+class _Held(NamedTuple):
+    """Blocks under a lease: their fragments, group-major."""
+
+    num_blocks: int
+    lease: int
+    fragments: list[ReadyFragment]
+
+
+class PeerService:
+    """Handler of PeerService: issues tickets, and tells what this host holds.
+
+    `data_port`: where connections show tickets, once it is known. Owned by the event loop, but for `take`."""
+
+    def __init__(self, service: CacheService, events: EventLog, send_limit: int | None) -> None:
+        self._service = service
+        self._send_limit = send_limit or math.inf
+        self._promised_until = 0.0  # when the bytes of all tickets so far may have been sent
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[bytes, Ticket] = {}  # that no connection showed yet
+        self._num_acquiring = 0
+        self._used: set[Ticket] = set()
+        self._clients: dict[str, ConnectedClient] = {}  # by isolation domain
+        self.data_port = 0
+        self.counters: Counter[str] = Counter()
+        self.holdings = Holdings(
+            service.planner.catalog, events, service.facts.epoch, socket.gethostname(), self._load
+        )
+
+    @property
+    def num_tickets(self) -> int:
+        """Return how many tickets there are, with those that are being made."""
+        return len(self._waiting) + len(self._used) + self._num_acquiring
+
+    def _load(self) -> pb.HostLoad:
+        return pb.HostLoad(num_tickets=self.num_tickets, max_tickets=MAX_TICKETS)
+
+    # --------------------------------------------------------------------------------------- calls
+
+    async def watch_inventory(
+        self, caller: Caller, request: pb.WatchInventoryRequest
+    ) -> AsyncIterator[pb.WatchInventoryResponse]:
+        """Yield what this host holds of the namespaces asked for, then what changes."""
+        if len(request.namespace_digests) > MAX_DIGESTS:
+            raise error("BAD_REQUEST", f"{len(request.namespace_digests)} namespaces, limit {MAX_DIGESTS}")
+        async for message in self.holdings.watch(request.namespace_digests):
+            yield message
+
+    async def fetch_blocks(self, caller: Caller, request: pb.FetchBlocksRequest) -> pb.FetchBlocksResponse:
+        """Return a ticket for the blocks that are here, from the first one on. Raises ApplianceError."""
+        service = self._service
+        if request.epoch != service.facts.epoch:
+            raise error("NOTHING_THERE", "this host has started anew; what it held is not known any more")
+        names = service.chain(request.prefix_hashes)
+        namespace = self._namespace(request.namespace_digest)
+        if namespace is None:
+            raise error("UNKNOWN_NAMESPACE", "no runtime has registered this namespace here")
+        self._admit()
+        self._num_acquiring += 1
+        try:
+            held = await self._hold(namespace, names, min(request.deadline_ms / 1000, SEND_S))
+        finally:
+            self._num_acquiring -= 1
+        if not held.fragments:
+            self._release(namespace.identity.domain, held.lease)
+            return pb.FetchBlocksResponse()
+        ticket = self._issue(namespace.identity.domain, held)
+        engines = [service.memory(one.tier) for one in held.fragments]
+        return pb.FetchBlocksResponse(
+            ticket=ticket.number,
+            data_port=self.data_port,
+            num_blocks=held.num_blocks,
+            checksums=b"".join(
+                engine.checksum(one.place) for engine, one in zip(engines, held.fragments, strict=True)
+            ),
+        )
+
+    def _namespace(self, digest: bytes) -> NamespaceEntry | None:
+        known = self._service.planner.catalog.namespaces.values()
+        return next((one for one in known if one.identity.digest == digest), None)
+
+    def _admit(self) -> None:
+        """Raise BusyError when there are too many tickets, or too much is promised."""
+        late_s = self._promised_until - self._loop.time()
+        if self.num_tickets >= MAX_TICKETS or late_s > MAX_BACKLOG_S:
+            self.counters["tickets_refused"] += 1
+            what = f"{self.num_tickets} tickets" if late_s <= MAX_BACKLOG_S else "peers.send_limit is reached"
+            raise error("TOO_MANY_IN_FLIGHT", f"{what}; compute, or ask another host", RETRY_S)
+
+    async def _hold(self, namespace: NamespaceEntry, names: list[bytes], wait_s: float) -> _Held:
+        """Lease the longest prefix of `names` that is readable within `wait_s`."""
+        appliance, domain = self._service.appliance, namespace.identity.domain
+        client = self._client(domain)
+        replies = appliance.ask_many(
+            lambda call: AcquireRequested(
+                call,
+                client.id,
+                "",
+                namespace.id,
+                names,
+                ttl_s=min(LEASE_S, self._service.options.lease_ttl_max_s),
+                deadline_at=appliance.clock() + wait_s,
+                load_anyway=True,
+                is_local=True,
+            ),
+            lambda result: result,
+            self._service.verify_found(namespace.id, names),
+        )
+        replies.raise_first()
+        last, found = AcquireResult(0, 0, ReadyFragments(), True, 0.0), list[ReadyFragment]()
+        is_held = False
+        try:
+            async for result in replies:
+                last = result
+                found += result.ready
+            is_held = True
+        finally:
+            if not is_held:
+                appliance.abandon(replies)
+                self._release(domain, last.lease_id)
+        num_blocks = min(last.num_blocks, self._num_exact(namespace, names))
+        fragments = [one for one in found if one.block < num_blocks]
+        fragments.sort(key=lambda one: (one.group, one.block))
+        return _Held(num_blocks, last.lease_id, fragments)
+
+    def _num_exact(self, namespace: NamespaceEntry, names: Iterable[bytes]) -> int:
+        """Return the blocks before the first one that came out of a lossy record: another host would not know
+        that it did, and lose something again."""
+        catalog, number = self._service.planner.catalog, 0
+        for name in names:
+            row = namespace.rows.get(name, NO_ROW)
+            if row == NO_ROW or (catalog.spent and not catalog.spent.isdisjoint(catalog.fragments(row))):
+                break
+            number += 1
+        return number
+
+    def _client(self, domain: str) -> ConnectedClient:
+        client = self._clients.get(domain)
+        if client is None or self._service.clients.get(client.id) is not client:
+            client = self._clients[domain] = self._service.clients.open_fleet(domain)
+        return client
+
+    # ------------------------------------------------------------------------------------- tickets
+
+    def _issue(self, domain: str, held: _Held) -> Ticket:
+        pieces, num_bytes = [], 0
+        for one in held.fragments:
+            engine = self._service.memory(one.tier)
+            extent, offset, _ = engine.location(one.place)
+            pieces.append(Piece(engine.descriptor(extent), offset, engine.view(one.place, one.length)))
+            num_bytes += one.length
+        now = self._loop.time()
+        self._promised_until = max(now, self._promised_until) + num_bytes / self._send_limit
+        number = secrets.token_bytes(TICKET_BYTES)
+        timer = self._loop.call_later(TICKET_S, self._expire, number)
+        client = self._clients[domain].id
+        ticket = Ticket(number, pieces, num_bytes, client, held.lease, now + SEND_S, timer)
+        self._waiting[number] = ticket
+        self.counters["tickets_issued"] += 1
+        return ticket
+
+    def _expire(self, number: bytes) -> None:
+        ticket = self._waiting.pop(number, None)
+        if ticket is not None:
+            self.counters["tickets_not_used"] += 1
+            self._let_go(ticket)
+
+    def take(self, number: bytes) -> Ticket | None:
+        """Return the ticket of a number, for its one use; None when there is none. From any thread."""
+        ticket = self._waiting.pop(number, None)  # atomic: one of several threads gets it
+        if ticket is not None:
+            self._used.add(ticket)
+        return ticket
+
+    def end(self, ticket: Ticket, is_sent: bool) -> None:
+        """Let go of what a ticket held: nothing reads it any more."""
+        self._used.discard(ticket)
+        self.counters["tickets_sent" if is_sent else "tickets_broken"] += 1
+        self.counters["bytes_sent"] += ticket.num_bytes if is_sent else 0
+        self._let_go(ticket)
+
+    def _let_go(self, ticket: Ticket) -> None:
+        ticket.timer.cancel()
+        ticket.pieces = ()
+        self._service.appliance.step(ReleaseRequested(None, ticket.client, [ticket.lease]))
+
+    def _release(self, domain: str, lease: int) -> None:
+        if lease:
+            self._service.appliance.step(ReleaseRequested(None, self._clients[domain].id, [lease]))

@@ -1,0 +1,65 @@
+"""The data connection: what it carries, and sockets whose waits are bounded.
+
+    fetcher                                holder
+    connect, TLS 1.3 where it is set  ->
+    ticket, 32 bytes                  ->
+                                      <-   8 bytes: b"kvtr", number of payloads as u32
+                                      <-   the payloads, one after another, as FetchBlocks has told them
+    1 byte                            ->   the holder lets go of the blocks
+    another ticket ...                ->
+
+The last byte matters: what `sendfile` handed to the kernel is read from the slots' own pages until it has
+arrived, so they may not be used for other blocks before that.
+"""
+
+import select
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from typing import Final
+
+TICKET_BYTES: Final = 32
+HEADER: Final = struct.Struct("<4sI")
+MAGIC: Final = b"kvtr"
+DONE: Final = b"\x01"
+SLICE_S: Final = 0.25  # of one wait in the kernel, between two looks at the clock
+#: What a socket raises when a wait is over; the rest of OSError ends the connection.
+WAITED: Final = (BlockingIOError, InterruptedError, TimeoutError)
+BUFFER_BYTES: Final = 4 << 20
+
+
+class ConnectionLost(Exception):
+    """The other end closed, broke or stopped; the message says which."""
+
+
+def bound_waits(connection: socket.socket) -> None:
+    """Let every wait on a socket end after SLICE_S.
+
+    In the kernel where there is no TLS: with a timeout of Python's own MSG_WAITALL would not wait for all,
+    and each call would poll first."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if isinstance(connection, ssl.SSLSocket):
+        connection.settimeout(SLICE_S)
+        return
+    connection.settimeout(None)
+    wait = struct.pack("ll", int(SLICE_S), int(SLICE_S % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, wait)
+
+
+def break_off(connection: socket.socket) -> None:
+    """Close a connection at once: what the kernel has still to send is dropped, and its pages are free."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def is_quiet(connection: socket.socket) -> bool:
+    """Return whether nothing waits to be read: an idle connection that has something was closed, or its other
+    end sends what was not asked for."""
+    if isinstance(connection, ssl.SSLSocket) and connection.pending():
+        return False
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return not poll.poll(0)

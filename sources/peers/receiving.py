@@ -1,0 +1,75 @@
+"""The fetcher's end of a data connection: blocking, for threads. Trusts nothing of what arrives.
+
+Payloads are read straight into the places where they are to stay, which nothing reads before their
+checksums were compared. A holder that sends less, more, other bytes, or nothing ends in an exception.
+"""
+
+import socket
+import ssl
+from collections.abc import Callable
+
+from ...tiers.base import Buffer
+from .connection import BUFFER_BYTES, DONE, HEADER, MAGIC, WAITED, ConnectionLost, bound_waits
+
+
+def connect(
+    host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None, server_name: str = ""
+) -> socket.socket:
+    """Return a new data connection. Raises OSError, ssl.SSLError among it."""
+    connection = socket.create_connection((host, port), timeout_s)
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        if tls is not None:
+            connection = tls.wrap_socket(connection, server_hostname=server_name)
+        bound_waits(connection)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+class PayloadReader:
+    """Reads the payloads of one ticket. `check` is called with the seconds since the last byte came, after
+    every wait, and raises what ends it."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        clock: Callable[[], float],
+        check: Callable[[float], None],
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._check = check
+        self._heard_at = clock()
+        self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
+
+    def begin(self, ticket: bytes, num_payloads: int) -> None:
+        """Show the ticket. Raises ConnectionLost when the answer is no header, or of other payloads."""
+        self._connection.sendall(ticket)
+        header = bytearray(HEADER.size)
+        self.fill(memoryview(header))
+        magic, number = HEADER.unpack(header)
+        if (magic, number) != (MAGIC, num_payloads):
+            raise ConnectionLost(f"{number} payloads are announced instead of {num_payloads}")
+
+    def fill(self, into: Buffer) -> None:
+        """Fill `into` with the next bytes. Raises OSError and ConnectionLost."""
+        filled, num_bytes = 0, len(into)
+        while filled < num_bytes:
+            try:
+                num_read = self._connection.recv_into(
+                    into[filled:] if filled else into, num_bytes - filled, self._flags
+                )
+            except WAITED:
+                self._check(self._clock() - self._heard_at)
+                continue
+            if not num_read:
+                raise ConnectionLost(f"it ends {num_bytes - filled} bytes early")
+            filled += num_read
+            self._heard_at = self._clock()
+            self._check(0.0)
+
+    def end(self) -> None:
+        """Say that all has arrived."""
+        self._connection.sendall(DONE)
