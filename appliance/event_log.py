@@ -59,6 +59,11 @@ class EventLog:
         return len(self._watchers) + sum(log.num_watchers for log in self._of_domain.values())
 
     @property
+    def is_closed(self) -> bool:
+        """Return whether the daemon stops: nothing more will be appended."""
+        return self._closed
+
+    @property
     def last_sequence(self) -> int:
         """Number of the newest event; 0 before the first."""
         return self._last_sequence

@@ -21,11 +21,11 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
 )
 
-from kvtier.v1 import admin_pb2, direct_pb2, events_pb2, kvcache_pb2, local_pb2, types_pb2
+from kvtier.v1 import admin_pb2, direct_pb2, events_pb2, kvcache_pb2, local_pb2, peer_pb2, types_pb2
 from kvtier.v1.local import Flag, Method
 
 PROMISES = Path(__file__).parent / "wire_promises.txt"
-MODULES = (types_pb2, kvcache_pb2, admin_pb2, events_pb2, local_pb2, direct_pb2)
+MODULES = (types_pb2, kvcache_pb2, admin_pb2, events_pb2, local_pb2, direct_pb2, peer_pb2)
 
 
 def files() -> list[FileDescriptorProto]:

@@ -12,6 +12,7 @@ COMMANDS = (
     "doctor",
     "drain",
     "evict",
+    "fleet",
     "inspect",
     "objects",
     "policy",

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ...v1 import admin_pb2
 from ..config.units import about_bytes, count, format_duration
+from .fleet import fleet_line
 from .output import console, name_of_tier, plain, print_json
 from .quantities import Duration
 from .target import TIMEOUT_S, Failed, NotUpYet, admin, json_option, resolve, target_option
@@ -68,6 +69,8 @@ def status(wait_s: float, target: str | None, as_json: bool) -> None:
     screen.print(picture(answer, screen.width))
     if answer.HasField("writes"):
         screen.print(_writes(answer.writes))
+    if answer.hosts:
+        screen.print(f"\nfleet: {fleet_line(answer)}", soft_wrap=True, highlight=False)
     if answer.HasField("source"):
         screen.print(_source(answer.source), soft_wrap=True)
     if answer.scrubs:

@@ -1,7 +1,7 @@
 """The `peers:` section of the settings: the other hosts of a fleet, which are read before computing.
 
 peers:
-  dns: kvtier-hosts.inference.svc:7070
+  hosts: [kvtier-hosts.inference.svc:7070]
   certificate_name: kvtier-hosts.inference.svc
 """
 
@@ -22,18 +22,16 @@ def check_host(address: str) -> str:
     return address
 
 
-Host = Annotated[str, AfterValidator(check_host)]
+HostAddress = Annotated[str, AfterValidator(check_host)]
 
 
 class PeerSettings(Section):
     """Other hosts: what they hold is fetched from their memory before it is computed again."""
 
-    static: Annotated[list[Host], Field(max_length=MAX_HOSTS)] = []
-    """Addresses of the hosts, host:port as in their `listen`; this host may be among them. Set it where hosts
-    have fixed addresses."""
-    dns: str = ""
-    """Name and port for which DNS returns the addresses of all hosts, looked up every 10 s. Set it in
-    Kubernetes to the headless service of the chart, such as kvtier-hosts.inference.svc:7070."""
+    hosts: Annotated[list[HostAddress], Field(max_length=MAX_HOSTS)] = []
+    """Addresses of the hosts, host:port as in their `listen`; this host may be among them. A name stands for
+    all addresses that DNS has for it, looked up every 10 s. Set it to the hosts, or in Kubernetes to a
+    headless service."""
     certificate_name: str = ""
     """DNS name in the certificates of all hosts, and of no client. Needed with `access.tls`: a caller with
     this name may read blocks of every tenant, and each host is asked for it."""
@@ -47,15 +45,15 @@ class PeerSettings(Section):
     @property
     def is_on(self) -> bool:
         """Return whether there may be other hosts."""
-        return bool(self.static or self.dns)
+        return bool(self.hosts)
+
+    @property
+    def host_name(self) -> str | None:
+        """Return the name in hosts' certificates; empty without TLS, None without other hosts."""
+        return self.certificate_name if self.is_on else None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.dns:
-            try:
-                check_host(self.dns)
-            except ValueError as problem:
-                refuse("dns", str(problem))
         if self.send_limit_bytes == 0:
             refuse("send_limit", "0 sends nothing; leave it out, or remove `peers`")
         return self
@@ -72,8 +70,6 @@ def check_peers(
     if has_tls and not has_authority:
         refuse("access", "with `peers` hosts know each other by certificates; give access.tls.client_ca")
     if has_tls and not peers.certificate_name:
-        refuse(
-            "peers.certificate_name", "must be given with access.tls: a name in all hosts' certificates"
-        )
+        refuse("peers.certificate_name", "must be given with access.tls: a name in all hosts' certificates")
     if has_tenants and not has_tls:
         refuse("peers", "with tenants hosts have to prove that they are hosts; set access.tls")

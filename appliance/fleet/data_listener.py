@@ -15,13 +15,13 @@ from ...sources.peers.connection import BUFFER_BYTES, ConnectionLost, bound_wait
 from ...sources.peers.sending import read_ticket, send_payloads
 from ..errors import StartError
 from .fleet_tls import FleetTls
-from .tickets import PeerService, Ticket
+from .tickets import DataTicket, PeerService
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 512  # further ones are closed at once
 MAX_SENDING: Final = 8
-READ_S: Final = 2.0  # for a ticket whose first byte has come
+READ_S: Final = 2.0  # for a ticket, from its first byte on
 
 
 class DataListener:
@@ -135,5 +135,5 @@ class DataListener:
                 self._loop.call_soon_threadsafe(self._end, ticket, is_sent)
         return connection if connection.fileno() >= 0 else None
 
-    def _end(self, ticket: Ticket, is_sent: bool) -> None:
+    def _end(self, ticket: DataTicket, is_sent: bool) -> None:
         self._tickets.end(ticket, is_sent)

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from ...tiers.block import Tier
 from ...tiers.memory.engine import ExtentEngine
@@ -14,26 +14,9 @@ from ..core.planner import Planner
 from .data_listener import DataListener
 from .fleet_tls import FleetTls
 from .hosts import Hosts
-from .members import Members
+from .members import FleetMembers
 from .peer_edge import PeerEdge
 from .tickets import PeerService
-
-
-@dataclass(frozen=True, slots=True)
-class HostRow:
-    """What is known of another host, for status and metrics."""
-
-    address: str
-    name: str
-    state: str  # live, self, or down
-    problem: str  # why it is down
-    num_names: int
-    num_fetches: int  # under way
-    bytes_per_s: float
-    is_paused: bool  # it refused, failed or sent other bytes a moment ago
-    num_tickets: int  # of its own, as it said last
-    max_tickets: int
-    counters: Mapping[str, int]
 
 
 class Fleet:
@@ -54,7 +37,7 @@ class Fleet:
         self._namespaces = planner.catalog.namespaces
         self.hosts = Hosts(epoch, self._tls, self._digests, lambda: self.edge.hosts_changed())
         self.edge = PeerEdge(self.hosts, engines, appliance.step, appliance.clock, self._tls)
-        self._members = Members(peers.static, peers.dns, self.hosts.set_members)
+        self._members = FleetMembers(peers.hosts, self.hosts.set_members)
         self._running: asyncio.Task[None] | None = None
         self._listener: DataListener | None = None
         self._service: PeerService | None = None
@@ -85,22 +68,22 @@ class Fleet:
         """Return what was counted on both sides, by name."""
         return self.edge.counters + (self._service.counters if self._service is not None else Counter())
 
-    def rows(self) -> list[HostRow]:
-        """Return what is known of each host, by address."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the fields of HostStatus for each host, by address."""
         now = self._appliance.clock()
         return [
-            HostRow(
-                host.address,
-                host.name,
-                "self" if host.is_self else "live" if host.is_live else "down",
-                host.problem,
-                len(host.inventory),
-                host.num_fetches,
-                host.bytes_per_s,
-                host.pause_until > now,
-                host.load.num_tickets,
-                host.load.max_tickets,
-                dict(host.counters),
-            )
+            {
+                "address": host.address,
+                "name": host.name,
+                "state": "self" if host.is_self else "live" if host.is_live else "down",
+                "problem": "" if host.is_live or host.is_self else host.problem or "it has not answered yet",
+                "num_blocks": len(host.inventory),
+                "num_fetches": host.num_fetches,
+                "bytes_per_s": host.bytes_per_s,
+                "is_paused": host.pause_until > now,
+                "num_tickets": host.load.num_tickets,
+                "max_tickets": host.load.max_tickets,
+                "counters": dict(host.counters),
+            }
             for _, host in sorted(self.hosts.by_address.items())
         ]

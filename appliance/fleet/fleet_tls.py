@@ -53,8 +53,9 @@ class FleetTls:
         return context
 
     def accept(self, connection: socket.socket) -> ssl.SSLSocket:
-        """Return an accepted connection with TLS. Blocks, for HANDSHAKE_S at most. Raises OSError and
-        ConnectionLost when the other end is no host of the fleet."""
+        """Return an accepted connection with TLS.
+
+        Blocks, for HANDSHAKE_S at most. Raises OSError, and ConnectionLost when the other end is no host."""
         connection.settimeout(HANDSHAKE_S)
         encrypted = self.context(is_server=True).wrap_socket(connection, server_side=True)
         names = (encrypted.getpeercert() or {}).get("subjectAltName", ())

@@ -33,23 +33,18 @@ class Holdings:
         self._epoch = epoch
         self._host = host
         self._load = load
-        self._is_closed = False
         self.num_watchers = 0
         self.num_resets = 0  # of hosts that read too slowly
 
-    def close(self) -> None:
-        """End every watch."""
-        self._is_closed = True
-
     async def watch(self, digests: Iterable[bytes]) -> AsyncIterator[pb.WatchInventoryResponse]:
-        """Yield a snapshot of the namespaces with these digests, then changes, until `close`."""
+        """Yield a snapshot of the namespaces with these digests, then changes, until the log is closed."""
         wanted = frozenset(digests)
         told: dict[int, bytes] = {}  # namespaces of which a snapshot was sent
         seen, is_reset, beat_at = self._events.last_sequence, True, 0.0
         clock = asyncio.get_running_loop().time
         self.num_watchers += 1
         try:
-            while not self._is_closed:
+            while not self._events.is_closed:
                 new = {
                     number: namespace.identity.digest
                     for number, namespace in self._catalog.namespaces.items()

@@ -37,7 +37,7 @@ MAX_HOST_NAME: Final = 64
 WEIGHT: Final = 0.3  # of the latest fetch in a host's speed
 
 
-class Host:
+class FleetHost:
     """One other host. Owned by the event loop, but for `take_idle` and `give_idle`."""
 
     def __init__(self, address: str) -> None:
@@ -123,7 +123,7 @@ class Hosts:
         self._digests = digests
         self._changed = changed
         self._watching: dict[str, asyncio.Task[None]] = {}
-        self.by_address: dict[str, Host] = {}
+        self.by_address: dict[str, FleetHost] = {}
 
     def set_members(self, addresses: Iterable[str]) -> None:
         """Watch exactly the hosts at these addresses."""
@@ -132,7 +132,7 @@ class Hosts:
             self._watching.pop(address).cancel()
             self.by_address.pop(address).forget("it is no member any more")
         for address in sorted(wanted - self.by_address.keys()):
-            host = self.by_address[address] = Host(address)
+            host = self.by_address[address] = FleetHost(address)
             self._watching[address] = asyncio.create_task(self._watch(host))
         self._changed()
 
@@ -145,13 +145,13 @@ class Hosts:
         for host in self.by_address.values():
             host.forget("this host stops")
 
-    def live(self) -> list[Host]:
+    def live(self) -> list[FleetHost]:
         """Return the hosts that can be asked."""
         return [host for host in self.by_address.values() if host.is_live]
 
-    def best(self, digest: bytes, names: Sequence[bytes], now: float) -> tuple[int, Host | None]:
+    def best(self, digest: bytes, names: Sequence[bytes], now: float) -> tuple[int, FleetHost | None]:
         """Return how many of `names`, from the first one on, one host holds, and that host."""
-        found: tuple[int, Host | None] = (0, None)
+        found: tuple[int, FleetHost | None] = (0, None)
         for host in self.by_address.values():
             if host.is_live and now >= host.pause_until:
                 num = host.inventory.prefix(digest, names)
@@ -159,7 +159,7 @@ class Hosts:
                     found = (num, host)
         return found
 
-    def holders(self, digest: bytes, names: Sequence[bytes], now: float) -> list[Host]:
+    def holders(self, digest: bytes, names: Sequence[bytes], now: float) -> list[FleetHost]:
         """Return the hosts that may be asked and say that they hold all of `names`, the least busy first."""
         found = [
             host
@@ -170,7 +170,7 @@ class Hosts:
 
     # ------------------------------------------------------------------------------------- streams
 
-    async def _watch(self, host: Host) -> None:
+    async def _watch(self, host: FleetHost) -> None:
         """Follow one host until cancelled."""
         retry_s = RETRY_S
         while True:
@@ -203,7 +203,7 @@ class Hosts:
         credentials, more = self._tls.channel()
         return grpc.aio.secure_channel(address, credentials, [*options, *more])
 
-    async def _follow(self, host: Host, stub: "PeerServiceAsyncStub") -> None:
+    async def _follow(self, host: FleetHost, stub: "PeerServiceAsyncStub") -> None:
         """Take in what a host says; returns when this host has other namespaces than it was asked for."""
         digests = self._digests()
         call = stub.WatchInventory(pb.WatchInventoryRequest(namespace_digests=sorted(digests)))
@@ -235,7 +235,7 @@ class Hosts:
             call.cancel()
 
 
-async def _wait_as_self(host: Host) -> None:
+async def _wait_as_self(host: FleetHost) -> None:
     """Wait for ever: this host is one of the members, and asks itself nothing."""
     host.is_self, host.name, host.problem = True, socket.gethostname(), "this host"
     await asyncio.Event().wait()

@@ -1,7 +1,8 @@
-"""Members: the addresses of the hosts of a fleet, from a list and from DNS.
+"""FleetMembers: the addresses of the hosts of a fleet, from a list of names and from DNS.
 
-Nothing else is believed of them: that a host is there, and which one it is, its own stream says (hosts.py). A
-name that cannot be resolved any more changes nothing.
+Each name stands for all its addresses, so that one name of a headless service is a whole fleet. Nothing else
+is believed of them: that a host is there, and which one it is, its own stream says (hosts.py). A name that
+cannot be resolved any more keeps the addresses it had.
 """
 
 import asyncio
@@ -10,49 +11,46 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ..config.peers import MAX_HOSTS
-
 log = logging.getLogger(__name__)
 
 RESOLVE_S: Final = 10.0
+MAX_ADDRESSES: Final = 256
 
 
-class Members:
-    """Calls `changed` with all addresses, host:port, at first and whenever they are others."""
+class FleetMembers:
+    """Calls `changed` with all addresses, host:port, whenever they are others."""
 
-    def __init__(self, static: Sequence[str], dns: str, changed: Callable[[frozenset[str]], None]) -> None:
-        self._static = frozenset(static)
-        self._dns = dns
+    def __init__(self, names: Sequence[str], changed: Callable[[frozenset[str]], None]) -> None:
         self._changed = changed
-        self._problem = ""
+        self._known: dict[str, frozenset[str]] = {name: frozenset() for name in names}
+        self._problems: dict[str, str] = {}  # said once, not every time
 
     async def run(self) -> None:
-        """Look up the name every RESOLVE_S, until cancelled."""
-        known = self._static
-        self._changed(known)
-        while self._dns:
-            found = await self._resolve()
-            if found is not None and self._static | found != known:
-                known = self._static | found
-                self._changed(known)
+        """Look up the names every RESOLVE_S, until cancelled."""
+        told: frozenset[str] = frozenset()
+        while True:
+            for name in self._known:
+                await self._resolve(name)
+            addresses = frozenset[str]().union(*self._known.values())
+            if len(addresses) > MAX_ADDRESSES:
+                log.warning("peers.hosts: %d addresses; %d are used", len(addresses), MAX_ADDRESSES)
+                addresses = frozenset(sorted(addresses)[:MAX_ADDRESSES])
+            if addresses != told:
+                told = addresses
+                self._changed(addresses)
             await asyncio.sleep(RESOLVE_S)
 
-    async def _resolve(self) -> frozenset[str] | None:
-        """Return the addresses of the name; None when there is no answer."""
-        host, _, port = self._dns.rpartition(":")
+    async def _resolve(self, name: str) -> None:
+        host, _, port = name.rpartition(":")
         try:
             answers = await asyncio.get_running_loop().getaddrinfo(
                 host.strip("[]"), int(port), type=socket.SOCK_STREAM
             )
         except OSError as problem:
-            if self._problem != str(problem):
-                log.warning(
-                    "peers.dns: %s is not resolved, and its hosts stay as they are: %s", host, problem
-                )
-            self._problem = str(problem)
-            return None
-        self._problem = ""
-        found = sorted({str(answer[4][0]) for answer in answers})
-        if len(found) > MAX_HOSTS:
-            log.warning("peers.dns: %s has %d addresses; %d are used", host, len(found), MAX_HOSTS)
-        return frozenset(f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found[:MAX_HOSTS])
+            if self._problems.get(name) != str(problem):
+                log.warning("peers.hosts: %s is not resolved: %s", host, problem)
+            self._problems[name] = str(problem)
+            return
+        self._problems.pop(name, None)
+        found = {str(answer[4][0]) for answer in answers}
+        self._known[name] = frozenset(f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found)

@@ -32,7 +32,7 @@ from ..core.events import CopyFinished, Event, SourceChanged, SourceSearched
 from ..core.instructions import FetchBundle, SearchBundles
 from ..transfer.object_edge import ObjectEdge, Work
 from .fleet_tls import FleetTls
-from .hosts import DISTRUST_S, PAUSE_S, Host, Hosts
+from .hosts import DISTRUST_S, PAUSE_S, FleetHost, Hosts
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class PeerEdge:
         left = dict(work.batches)  # that have not landed
         digest, names = work.bundle.identity.digest, work.bundle.names
         first = min(item.source for items in left.values() for item in items)
-        cause, tried = Cause.SOURCE_GONE, list[Host]()
+        cause, tried = Cause.SOURCE_GONE, list[FleetHost]()
         while left and len(tried) < MAX_TRIES and (now := self._clock()) < work.deadline_at:
             holders = [one for one in self._hosts.holders(digest, names[first:], now) if one not in tried]
             if not holders:
@@ -178,7 +178,7 @@ class PeerEdge:
 
     async def _from_host(
         self,
-        host: Host,
+        host: FleetHost,
         work: FetchBundle,
         left: dict[int, Sequence[CopyItem]],
         first: int,
@@ -220,7 +220,7 @@ class PeerEdge:
         return cause
 
     async def _ticket(
-        self, host: Host, work: FetchBundle, first: int, wait_s: float
+        self, host: FleetHost, work: FetchBundle, first: int, wait_s: float
     ) -> pb.FetchBlocksResponse:
         """Return a ticket for blocks of a bundle from block `first` on. Raises Refused and AioRpcError."""
         names = work.bundle.names[first:]
@@ -248,7 +248,7 @@ class PeerEdge:
 
     def _receive(
         self,
-        host: Host,
+        host: FleetHost,
         work: FetchBundle,
         left: dict[int, Sequence[CopyItem]],
         first: int,
@@ -277,7 +277,7 @@ class PeerEdge:
         host.give_idle(connection)
         return num_bytes
 
-    def _connected(self, host: Host, port: int, deadline_at: float) -> socket.socket:
+    def _connected(self, host: FleetHost, port: int, deadline_at: float) -> socket.socket:
         connection = host.take_idle()
         if connection is None:
             timeout_s = max(0.001, min(CONNECT_S, deadline_at - self._clock()))

@@ -36,7 +36,7 @@ LEASE_S: Final = 2 * SEND_S
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class DataTicket:
     """What one connection may read."""
 
     number: bytes
@@ -66,9 +66,9 @@ class PeerService:
         self._send_limit = send_limit or math.inf
         self._promised_until = 0.0  # when the bytes of all tickets so far may have been sent
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[bytes, Ticket] = {}  # that no connection showed yet
+        self._waiting: dict[bytes, DataTicket] = {}  # that no connection showed yet
         self._num_acquiring = 0
-        self._used: set[Ticket] = set()
+        self._used: set[DataTicket] = set()
         self._clients: dict[str, ConnectedClient] = {}  # by isolation domain
         self.data_port = 0
         self.counters: Counter[str] = Counter()
@@ -191,7 +191,7 @@ class PeerService:
 
     # ------------------------------------------------------------------------------------- tickets
 
-    def _issue(self, domain: str, held: _Held) -> Ticket:
+    def _issue(self, domain: str, held: _Held) -> DataTicket:
         pieces, num_bytes = [], 0
         for one in held.fragments:
             engine = self._service.memory(one.tier)
@@ -203,7 +203,7 @@ class PeerService:
         number = secrets.token_bytes(TICKET_BYTES)
         timer = self._loop.call_later(TICKET_S, self._expire, number)
         client = self._clients[domain].id
-        ticket = Ticket(number, pieces, num_bytes, client, held.lease, now + SEND_S, timer)
+        ticket = DataTicket(number, pieces, num_bytes, client, held.lease, now + SEND_S, timer)
         self._waiting[number] = ticket
         self.counters["tickets_issued"] += 1
         return ticket
@@ -214,21 +214,21 @@ class PeerService:
             self.counters["tickets_not_used"] += 1
             self._let_go(ticket)
 
-    def take(self, number: bytes) -> Ticket | None:
+    def take(self, number: bytes) -> DataTicket | None:
         """Return the ticket of a number, for its one use; None when there is none. From any thread."""
         ticket = self._waiting.pop(number, None)  # atomic: one of several threads gets it
         if ticket is not None:
             self._used.add(ticket)
         return ticket
 
-    def end(self, ticket: Ticket, is_sent: bool) -> None:
+    def end(self, ticket: DataTicket, is_sent: bool) -> None:
         """Let go of what a ticket held: nothing reads it any more."""
         self._used.discard(ticket)
         self.counters["tickets_sent" if is_sent else "tickets_broken"] += 1
         self.counters["bytes_sent"] += ticket.num_bytes if is_sent else 0
         self._let_go(ticket)
 
-    def _let_go(self, ticket: Ticket) -> None:
+    def _let_go(self, ticket: DataTicket) -> None:
         ticket.timer.cancel()
         ticket.pieces = ()
         self._service.appliance.step(ReleaseRequested(None, ticket.client, [ticket.lease]))

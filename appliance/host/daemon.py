@@ -59,6 +59,7 @@ from .wiring import (
     cold_path,
     local_options,
     local_path,
+    make_folder,
 )
 
 log = logging.getLogger(__name__)
@@ -120,9 +121,7 @@ class Daemon:
         self.clients = ClientRegistry(
             self.appliance, settings.limits.max_clients, settings.planner_options().num_tenants
         )
-        peers = settings.peers
-        host_name = peers.certificate_name if peers.is_on else None
-        self.access = Authenticator(settings.access, settings.tenants, host_name=host_name)
+        self.access = Authenticator(settings.access, settings.tenants, host_name=settings.peers.host_name)
         self.rates = CallRates(settings.tenants)
         self.put_buffers = PutBuffers(MAX_STREAM_PUT_BYTES)
         path, extent_bytes = local_path(settings), settings.tiers.dram.extent_bytes
@@ -142,7 +141,7 @@ class Daemon:
             routes, options = self.assembly.staging_routes, local_options(settings)
             self.local = LocalServer(self.service, path, routes, options, self.access, self.rates)
         self.direct: DirectPath | None = None  # while there is a device
-        self.peers = PeerService(self.service, self.events, peers.send_limit_bytes)
+        self.peers = PeerService(self.service, self.events, settings.peers.send_limit_bytes)
         self._wire_observability(settings)
         self.listeners = Listeners(settings.listen, self.access, settings.access.tls, settings.socket_mode)
         self.grpc = GrpcServer(
@@ -163,7 +162,8 @@ class Daemon:
             self.counters,
             lambda: self.reload.status,
         )
-        view.rotation, view.scrubs, view.source = self.rotation, self.scrubber.tiers, self.source
+        view.rotation, view.scrubs = self.rotation, self.scrubber.tiers
+        view.source, view.fleet = self.source, self.fleet
         view.state_listeners.append(self._report)
         self._reports: set[asyncio.Task[None]] = set()
         self.observability = Observability(view, settings.observe, self.access)
@@ -212,7 +212,7 @@ class Daemon:
         daemon = cls(loaded, assembly, epoch)
         try:
             for address in settings.listen:
-                _make_folder(socket_path(address), is_shared=bool(settings.tenants))
+                make_folder(socket_path(address), is_shared=bool(settings.tenants))
             await daemon.observability.start()
             await daemon.grpc.start()
             if daemon.fleet is not None:
@@ -329,7 +329,6 @@ class Daemon:
         await self.settle_reports()
         self.events.close()
         self.accesses.close()
-        self.peers.holdings.close()
         await self.grpc.stop(CLOSE_GRACE_S)
         if self.local is not None:
             await self.local.stop()
@@ -449,13 +448,3 @@ def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
         tiers["nvme"] = {"path": str(directory), "capacity": "1GiB"}
     observe = {"http": "off"}  # many of them may be in one process
     return Settings.model_validate({"listen": [listen], "tiers": tiers, "observe": observe})
-
-
-def _make_folder(path: Path | None, *, is_shared: bool) -> None:
-    """Create the folder of a socket where it is missing: for this user alone, unless it is for tenants."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(mode=0o755 if is_shared else 0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        raise StartError(f"cannot create {path.parent}: {problem.strerror}; change `listen`") from problem

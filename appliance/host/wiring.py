@@ -128,3 +128,13 @@ def local_options(settings: Settings) -> LocalOptions:
     """Return the bounds of the local channel."""
     limits = settings.limits
     return LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
+
+
+def make_folder(path: Path | None, *, is_shared: bool) -> None:
+    """Create the folder of a socket where it is missing: for this user alone, unless it is for tenants."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(mode=0o755 if is_shared else 0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise StartError(f"cannot create {path.parent}: {problem.strerror}; change `listen`") from problem

@@ -16,6 +16,7 @@ from ...tiers.codecs.records import CodecStatistics
 from ...tiers.cold.engine import ColdStore
 from ..core.worth import day_bill
 from ..event_log import EventLog
+from ..fleet.fleet import Fleet
 from ..histogram import Histogram
 from ..scrubber import TierScrubs
 from ..security.key_rotation import KeyRotation
@@ -77,6 +78,7 @@ class DaemonView:
         self.rotation: KeyRotation | None = None  # while something is encrypted
         self.scrubs: Mapping[Tier, TierScrubs] = {}
         self.source: ObjectEdge | None = None
+        self.fleet: Fleet | None = None
         self._told = READY
         self._choice = choice
         self._timer: asyncio.TimerHandle | None = None
@@ -143,6 +145,10 @@ class DaemonView:
             "num_blocks_only_in_memory": num_blocks,
             "only_in_memory_bytes": num_bytes,
         }
+
+    def hosts(self) -> list[dict[str, Any]]:
+        """Return the fields of HostStatus for each other host; nothing without `peers`."""
+        return self.fleet.rows() if self.fleet is not None else []
 
     def source_status(self) -> dict[str, Any] | None:
         """Return what is known of the object store and its use; None without one.

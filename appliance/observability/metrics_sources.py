@@ -268,6 +268,26 @@ def codec_seconds(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
 # ------------------------------------------------------------------------------------- object store
 
 
+def hosts(view: DaemonView) -> Pairs:
+    """Return the other hosts by state."""
+    states = [host["state"] for host in view.hosts()]
+    return [((state,), states.count(state)) for state in ("live", "down")] if view.fleet is not None else []
+
+
+def _peer_counters(prefix: str) -> Callable[[DaemonView], Pairs]:
+    """Return a reader of the fleet's counters that begin with `prefix`, by the rest of their name."""
+    return lambda view: [
+        ((name.removeprefix(prefix),), number)
+        for name, number in sorted((view.fleet.counters if view.fleet is not None else {}).items())
+        if name.startswith(prefix)
+    ]
+
+
+peer_fetches = _peer_counters("fetches_")
+peer_tickets = _peer_counters("tickets_")
+peer_bytes = _peer_counters("bytes_")
+
+
 def source(key: str) -> Callable[[DaemonView], Pairs]:
     """Return a reader of one number of SourceStatus; of nothing without an object store."""
     return lambda view: [] if (status := view.source_status()) is None else [((), status[key])]

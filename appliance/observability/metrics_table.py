@@ -14,7 +14,7 @@ LABELS = {
     "cause": "words of `Cause` in `tiers/base.py`",
     "code": "status codes of gRPC",
     "codec": "names of `tiers/codecs/registry.py`",
-    "direction": "`encode`, `decode`; of an object store `sent`, `received`",
+    "direction": "`encode`, `decode`; of an object store and of other hosts `sent`, `received`",
     "form": "`raw`, `stored`",
     "master_key": "ids of the lines in the file of `encryption.master_key`, 16 at most",
     "method": "rpcs of `proto/kvtier/v1`",
@@ -23,7 +23,7 @@ LABELS = {
     "reason": "why a block leaves (words of `appliance/core`), a reason of the error table, or of a bill "
     "(`storage`, `puts`, `gets`, `egress`)",
     "source": "`staging`, names of tiers",
-    "state": "`resident`, `reserved`, `condemned`",
+    "state": "`resident`, `reserved`, `condemned`; of hosts `live`, `down`",
     "target": "names of tiers",
     "tenant": "domains of the tenants in the policy; `common:`, and `other:` for all others",
     "tier": "`hbm`, `dram`, the names of further memories in the settings, `nvme`",
@@ -239,7 +239,23 @@ SOURCE = (
            sources.source_day_dollars),
 )  # fmt: skip
 
-METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *CODECS, *SOURCE, *HELD)
+FLEET = (
+    Metric("kvtier_hosts", "gauge", ("state",),
+           "Other hosts of the fleet: `live` ones are asked, `down` ones are not reached or silent.",
+           "A host that is gone: its blocks are computed again.", sources.hosts),
+    Metric("kvtier_peer_fetches_total", "counter", ("outcome",),
+           "Fetches from other hosts: `arrived`, `refused`, `broken`, `wrong_bytes`, `left_to_store`.",
+           "What other hosts bring; `wrong_bytes`: a host or a network to look at.", sources.peer_fetches),
+    Metric("kvtier_peer_tickets_total", "counter", ("outcome",),
+           "Tickets for other hosts: `issued`, of these `sent`, `broken` (the other end left) and "
+           "`not_used`; `refused`: too many, or beyond `peers.send_limit`.",
+           "What this host is for others; `refused`: its network is full.", sources.peer_tickets),
+    Metric("kvtier_peer_bytes_total", "counter", ("direction",),
+           "Payload `sent` to and `received` from other hosts.", "Traffic between hosts.",
+           sources.peer_bytes),
+)  # fmt: skip
+
+METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *CODECS, *SOURCE, *FLEET, *HELD)
 GROUPS = {"Service": SERVICE, "Tiers": TIERS, "Blocks asked, stored and prefetched": ASKED,
-          "Copies": COPIES, "Codecs": CODECS, "Object store": SOURCE,
+          "Copies": COPIES, "Codecs": CODECS, "Object store": SOURCE, "Fleet": FLEET,
           "What is held": HELD}  # fmt: skip

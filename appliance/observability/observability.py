@@ -122,6 +122,10 @@ class Observability:
         """Return what is written to the cold store, by the names of WriteStatus; None without one."""
         return self.view.writes()
 
+    def hosts(self) -> list[dict[str, Any]]:
+        """Return the fields of HostStatus for each other host."""
+        return self.view.hosts()
+
     def source_status(self) -> dict[str, Any] | None:
         """Return what is known of the object store, by the names of SourceStatus; None without one."""
         return self.view.source_status()

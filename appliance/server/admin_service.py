@@ -104,6 +104,7 @@ class AdminService:
             ],
             writes=self._write_status(),
             source=self._source_status(),
+            hosts=[pb.HostStatus(**host) for host in self._observability.hosts()],
             ladder=service.tiers.announcement(),
             scrubs=[scrub_status(one, service.appliance.clock()) for one in self._observability.scrubs()],
         )

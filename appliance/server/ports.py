@@ -69,6 +69,10 @@ class ObservabilityPort(Protocol):
         """Return the fields of SourceStatus; None without an object store."""
         ...
 
+    def hosts(self) -> list[dict[str, Any]]:
+        """Return the fields of HostStatus for each other host; nothing without `peers`."""
+        ...
+
     def scrubs(self) -> Iterable[TierScrubs]:
         """Return what the background verification of each tier did."""
         ...

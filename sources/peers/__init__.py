@@ -3,5 +3,5 @@
     inventory        names of a host's blocks, 8 bytes each
     connection > sending, receiving      a data connection: a ticket there, payloads back, by sockets
 
-docs/decisions/0023-peers.md says why. Imports `tiers`; imported by `appliance`.
+docs/decisions/0024-peers.md says why. Imports `tiers`; imported by `appliance`.
 """

@@ -1,4 +1,4 @@
-"""The data connection: what it carries, and sockets whose waits are bounded.
+"""The data connection: what it carries, and bounds of every wait.
 
     fetcher                                holder
     connect, TLS 1.3 where it is set  ->
@@ -56,8 +56,9 @@ def break_off(connection: socket.socket) -> None:
 
 
 def is_quiet(connection: socket.socket) -> bool:
-    """Return whether nothing waits to be read: an idle connection that has something was closed, or its other
-    end sends what was not asked for."""
+    """Return whether nothing waits to be read.
+
+    An idle connection that has something was closed, or its other end sends what was not asked for."""
     if isinstance(connection, ssl.SSLSocket) and connection.pending():
         return False
     poll = select.poll()

@@ -51,8 +51,9 @@ class NameSet:
         self._changes.update(dict.fromkeys(unpack_names(packed).tolist(), is_there))
 
     def merged(self) -> "tuple[NDArray[Any], dict[int, bool]]":
-        """Return the sorted names with all changes, and these changes. Changes nothing: may run in a thread
-        while the event loop asks `has`."""
+        """Return the sorted names with all changes, and these changes.
+
+        Changes nothing: may run in a thread while the event loop asks `has`."""
         changes = dict(self._changes)
         names = np.fromiter(changes, _DTYPE, len(changes))
         is_there = np.fromiter(changes.values(), np.bool_, len(changes))

@@ -29,8 +29,9 @@ def connect(
 
 
 class PayloadReader:
-    """Reads the payloads of one ticket. `check` is called with the seconds since the last byte came, after
-    every wait, and raises what ends it."""
+    """Reads the payloads of one ticket.
+
+    `check` is called with the seconds since the last byte came, after every wait, and raises what ends it."""
 
     def __init__(
         self,

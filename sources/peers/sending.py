@@ -28,8 +28,9 @@ def read_ticket(connection: socket.socket, check: Callable[[], None]) -> bytes:
 def send_payloads(
     connection: socket.socket, pieces: Sequence[Piece], num_payloads: int, check: Callable[[], None]
 ) -> None:
-    """Send what a ticket stands for, and return when the fetcher has all of it. Raises OSError and
-    ConnectionLost."""
+    """Send what a ticket stands for, and return when the fetcher has all of it.
+
+    Raises OSError and ConnectionLost."""
     _send(connection, memoryview(HEADER.pack(MAGIC, num_payloads)), check)
     is_plain = not isinstance(connection, ssl.SSLSocket)
     for piece in pieces:

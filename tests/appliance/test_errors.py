@@ -440,7 +440,13 @@ def test_a_defect_is_said_to_be_one(
 def test_every_row_of_the_table_was_provoked_above() -> None:
     provoked = {reason for reason, _ in LOCAL_REFUSALS.values()} | {reason for reason, _ in GRPC_REFUSALS}
     provoked |= {"NOTHING_THERE", "BAD_TIER", "DRAINING", "BUG", "LEASE_EXPIRED"}  # or above
-    provoked |= {"NOT_AUTHENTICATED", "NO_TENANT", "NOT_ADMIN", "QUOTA_EXCEEDED"}  # in tests/security
+    provoked |= {
+        "NOT_AUTHENTICATED",
+        "NO_TENANT",
+        "NOT_ADMIN",
+        "NOT_A_HOST",
+        "QUOTA_EXCEEDED",
+    }  # in tests/security
     provoked |= {"SOURCE_FAILED"}  # test_fleet_encryption.py
     provoked |= {"NOT_ENCRYPTED", "BAD_POLICY", "NEEDS_RESTART", "GENERATION_CONFLICT"}  # test_reload.py
     provoked |= {"BAD_PAGES", "NO_DEVICE", "UNKNOWN_PAGES"}  # in tests/e2e/test_direct.py

@@ -55,7 +55,7 @@ class Host:
             "tiers.dram.capacity": "256MiB",
             "tiers.dram.extent": "16MiB",
             "observe.http": "off",
-            "peers.static": f"[{', '.join(peers)}]",
+            "peers.hosts": f"[{', '.join(peers)}]",
             **more,
         }
         if "access.tls" not in more:
@@ -101,9 +101,7 @@ def fleet(folder: Path, num_hosts: int, **more: str) -> Iterator[list[Host]]:
     ports = [free_port() for _ in range(num_hosts)]
     peers = [f"127.0.0.1:{port}" for port in ports]
     settings = {key.replace("__", "."): value for key, value in more.items()}
-    hosts = [
-        Host(folder / f"host{number}", port, peers, settings) for number, port in enumerate(ports)
-    ]
+    hosts = [Host(folder / f"host{number}", port, peers, settings) for number, port in enumerate(ports)]
     try:
         for host in hosts:
             host.daemon.start()

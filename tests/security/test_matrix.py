@@ -15,11 +15,12 @@ from kvtier.appliance.errors import DETAIL_KEY, REASONS
 from kvtier.appliance.security.rights import RIGHTS, Role
 from kvtier.appliance.security.tokens import hash_of, make_token
 from kvtier.appliance.server.grpc_server import SERVICES
-from kvtier.v1 import admin_pb2, events_pb2, types_pb2
+from kvtier.v1 import admin_pb2, events_pb2, peer_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from kvtier.v1.events_pb2_grpc import EventsServiceStub
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
+from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
@@ -30,6 +31,7 @@ STUBS: dict[str, Any] = {
     "KVCacheService": KVCacheServiceStub,
     "AdminService": AdminServiceStub,
     "EventsService": EventsServiceStub,
+    "PeerService": PeerServiceStub,
 }
 BLOCKS = chain(2, "acme")
 BLOCK_BYTES = 16384
@@ -207,6 +209,8 @@ def requests(v: Victim) -> dict[str, Callable[[], Any]]:
         "ApplyPolicy": lambda: admin_pb2.ApplyPolicyRequest(dry_run=True),
         "Watch": lambda: events_pb2.WatchRequest(after_sequence=1),
         "WatchAccesses": events_pb2.WatchAccessesRequest,
+        "WatchInventory": peer_pb2.WatchInventoryRequest,
+        "FetchBlocks": lambda: peer_pb2.FetchBlocksRequest(prefix_hashes=BLOCKS[0]),
     }
 
 
@@ -214,7 +218,7 @@ def outcome(stub: Any, method: str, request: Any) -> str:
     """Return "answered", the reason of the daemon's refusal, or gRPC's own status."""
     try:
         answer = getattr(stub, method)(request, timeout=TIMEOUT_S)
-        if method in ("Watch", "WatchAccesses"):
+        if method in ("Watch", "WatchAccesses", "WatchInventory"):
             next(answer)
             answer.cancel()
         elif method in ("Acquire", "Get", "Verify"):
@@ -234,6 +238,8 @@ def expected(proof: str, caller: str, name: str) -> str:
     right = RIGHTS[name]
     if caller in ("no proof", "wrong proof"):
         return "UNAVAILABLE" if proof == "certificate" else "NOT_AUTHENTICATED"
+    if right.role is Role.HOST:
+        return "NOT_A_HOST"  # there is no fleet
     if caller == "admin":
         reached = "BAD_POLICY" if name.endswith("ApplyPolicy") else "answered"  # an empty one
         return "NO_TENANT" if right.role is Role.TENANT else reached

@@ -167,6 +167,7 @@ class GetStatusResponse(_message.Message):
     LADDER_FIELD_NUMBER: _builtins.int
     SCRUBS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     uptime_s: _builtins.float
@@ -208,6 +209,10 @@ class GetStatusResponse(_message.Message):
     def source(self) -> Global___SourceStatus:
         """absent: there is no object store"""
 
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostStatus]:
+        """the other hosts of the fleet, by address"""
+
     def __init__(
         self,
         *,
@@ -230,14 +235,97 @@ class GetStatusResponse(_message.Message):
         ladder: _abc.Iterable[_types_pb2.TierInfo] | None = ...,
         scrubs: _abc.Iterable[Global___ScrubStatus] | None = ...,
         source: Global___SourceStatus | None = ...,
+        hosts: _abc.Iterable[Global___HostStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy", "source", b"source", "writes", b"writes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "ladder", b"ladder", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "scrubs", b"scrubs", "source", b"source", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "hosts", b"hosts", "ladder", b"ladder", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "scrubs", b"scrubs", "source", b"source", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class HostStatus(_message.Message):
+    """What this daemon knows of another host, and how fetching from it went since its own start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class CountersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_FETCHES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
+    NUM_TICKETS_FIELD_NUMBER: _builtins.int
+    MAX_TICKETS_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    name: _builtins.str
+    """as it calls itself"""
+    state: _builtins.str
+    """live, down, or self: the address is this daemon's own"""
+    problem: _builtins.str
+    """why it is down"""
+    num_blocks: _builtins.int
+    """that it says it holds, of namespaces that both have"""
+    num_fetches: _builtins.int
+    """under way"""
+    bytes_per_s: _builtins.float
+    """of the latest fetches; 0: there was none"""
+    is_paused: _builtins.bool
+    """it refused, failed or sent other bytes a moment ago"""
+    num_tickets: _builtins.int
+    """fetches that it serves, as it said last"""
+    max_tickets: _builtins.int
+    @_builtins.property
+    def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """fetches and bytes that came, refused, broken, wrong_bytes, lost"""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        name: _builtins.str = ...,
+        state: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        num_fetches: _builtins.int = ...,
+        bytes_per_s: _builtins.float = ...,
+        is_paused: _builtins.bool = ...,
+        num_tickets: _builtins.int = ...,
+        max_tickets: _builtins.int = ...,
+        counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_per_s", b"bytes_per_s", "counters", b"counters", "is_paused", b"is_paused", "max_tickets", b"max_tickets", "name", b"name", "num_blocks", b"num_blocks", "num_fetches", b"num_fetches", "num_tickets", b"num_tickets", "problem", b"problem", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostStatus: _TypeAlias = HostStatus  # noqa: Y015
 
 @_typing.final
 class SourceRequests(_message.Message):

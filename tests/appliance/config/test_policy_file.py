@@ -27,9 +27,9 @@ from kvtier.appliance.host.policy_watch import FileWatch, signature_of
 
 from ...docs.settings_page import reference_table, setting_keys
 
-#: Of them three of further memories, which can be any number, and nine of a shared store: its five prices are
-#: a site's, nothing measures them.
-MAX_SETTINGS = 67
+#: Of them three of further memories, which can be any number, nine of a shared store: its five prices are
+#: a site's, nothing measures them; and four of other hosts, which nothing can find out by itself.
+MAX_SETTINGS = 71
 
 
 def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:

@@ -1,0 +1,136 @@
+"""A host that belongs to the fleet and does what no host should: says it has everything, and sends something
+else, too much, too little, or nothing."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from kvtier.sources.peers.connection import DONE, HEADER, MAGIC, TICKET_BYTES
+from kvtier.sources.peers.inventory import short_names
+from kvtier.tiers.block import NamespaceIdentity
+from kvtier.tiers.payload import checksum
+from kvtier.v1 import peer_pb2 as pb
+from kvtier.v1.peer_pb2_grpc import PeerServiceServicer, add_PeerServiceServicer_to_server
+
+#: What it does after it was asked for blocks that it said it has.
+TRICKS = (
+    "other bytes",
+    "too little",
+    "too much",
+    "nothing",
+    "endless header",
+    "closes at once",
+    "no data port",
+    "another number",
+    "empty ticket",
+    "refuses",
+    "never answers",
+    "drips",
+)
+DRIP_S = 0.05
+
+
+class HostileHost(PeerServiceServicer):
+    """Serves PeerService and data connections with one trick, until `close`."""
+
+    def __init__(self, trick: str, identity: NamespaceIdentity, names: Sequence[bytes]) -> None:
+        self.trick = trick
+        self.num_asked = 0
+        self.num_connections = 0
+        self._identity = identity
+        self._names = names
+        self._ended = threading.Event()
+        self._server = grpc.server(ThreadPoolExecutor(32))
+        add_PeerServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._server.start()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """End everything."""
+        self._ended.set()
+        self._listener.close()
+        self._server.stop(0).wait()
+
+    def WatchInventory(  # noqa: N802
+        self, request: pb.WatchInventoryRequest, context: Any
+    ) -> Iterator[pb.WatchInventoryResponse]:
+        """Say that it has all blocks, and blocks of a namespace that was not asked for."""
+        changes = [
+            pb.InventoryChange(namespace_digest=digest, added=short_names(self._names))
+            for digest in (self._identity.digest, b"other" * 6 + b"!!")
+        ]
+        load = pb.HostLoad(num_tickets=0, max_tickets=99)
+        yield pb.WatchInventoryResponse(
+            epoch=7, host="h" * 500, is_reset=True, is_complete=True, changes=changes, load=load
+        )
+        while not self._ended.wait(0.5) and context.is_active():
+            yield pb.WatchInventoryResponse(epoch=7, host="h", load=load)
+
+    def FetchBlocks(  # noqa: N802
+        self, request: pb.FetchBlocksRequest, context: Any
+    ) -> pb.FetchBlocksResponse:
+        """Return a ticket, or what looks like one."""
+        self.num_asked += 1
+        num_blocks = len(request.prefix_hashes) // 32
+        num_payloads = num_blocks * self._identity.geometry.num_groups
+        if self.trick == "refuses":
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no")
+        if self.trick == "never answers":
+            self._ended.wait(60)
+        if self.trick == "empty ticket":
+            return pb.FetchBlocksResponse()
+        return pb.FetchBlocksResponse(
+            ticket=bytes(TICKET_BYTES),
+            data_port=70_000 if self.trick == "no data port" else self._listener.getsockname()[1],
+            num_blocks=num_blocks + (self.trick == "another number"),
+            checksums=checksum(memoryview(b"what was put")) * num_payloads,
+        )
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.num_connections += 1
+            threading.Thread(target=self._send, args=(connection,), daemon=True).start()
+
+    def _send(self, connection: socket.socket) -> None:
+        geometry, per_bundle = self._identity.geometry, 4
+        header = HEADER.pack(MAGIC, per_bundle * geometry.num_groups)
+        payload = b"x" * geometry.block_bytes
+        with connection:
+            try:
+                connection.recv(TICKET_BYTES)
+                match self.trick:
+                    case "other bytes":
+                        connection.sendall(header + payload * per_bundle)
+                        connection.recv(len(DONE))
+                    case "too little":
+                        connection.sendall(header + payload)
+                    case "too much":
+                        while not self._ended.is_set():
+                            connection.sendall(header + payload * per_bundle * 2)
+                    case "endless header":
+                        while not self._ended.is_set():
+                            connection.sendall(b"kvtr" * 1024)
+                    case "nothing":
+                        self._ended.wait(60)
+                    case "drips":
+                        connection.sendall(header)
+                        while not self._ended.wait(DRIP_S):
+                            connection.sendall(b"x")
+            except OSError:  # the fetcher left
+                return
+
+
+def patience() -> float:
+    """Return a time until which a test waits at most."""
+    return time.monotonic() + 120.0

@@ -1,0 +1,77 @@
+"""Whatever a host of the fleet sends is a miss: no wrong byte, and no request past its deadline."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kvtier.v1 import admin_pb2
+from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+
+from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, names_of, until
+from ...ports import free_port
+from .hostile_host import TRICKS, HostileHost
+
+CHAINS = range(1, 4)
+
+
+@contextmanager
+def beside(folder: Path, hostile: HostileHost, *others: str) -> Iterator[Host]:
+    """Start a host that knows the hostile one."""
+    port = free_port()
+    host = Host(folder, port, [f"127.0.0.1:{hostile.port}", *others], {})
+    try:
+        host.daemon.start()
+        host.register()
+        host.daemon.wait_for_log(f"127.0.0.1:{hostile.port} (")
+        yield host
+        with grpc.insecure_channel(host.daemon.target) as channel:
+            found = AdminServiceStub(channel).CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60)
+        assert list(found.problems) == []
+        assert "Traceback" not in host.daemon.log.read_text()
+    finally:
+        host.daemon.close()
+        hostile.close()
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_what_it_sends_is_a_miss(trick: str, tmp_path: Path) -> None:
+    names = [name for chain in CHAINS for name in names_of(chain)]
+    hostile = HostileHost(trick, IDENTITY, names)
+    with beside(tmp_path / "host", hostile) as host:
+        for chain in CHAINS:
+            assert host.read(chain) == 0  # the client's deadline is a minute: it is answered long before
+        assert hostile.num_asked > 0
+        for chain in CHAINS:
+            host.put(chain)
+            assert host.read(chain) == CHAIN_BLOCKS
+        until(lambda: host.status().num_leases == 0)
+
+
+def test_what_an_honest_host_has_is_read_from_there(tmp_path: Path) -> None:
+    """Two tries: after the hostile host the honest one, which takes its place for a minute."""
+    names = [name for chain in CHAINS for name in names_of(chain)]
+    hostile = HostileHost("other bytes", IDENTITY, names)
+    honest = Host(tmp_path / "honest", port := free_port(), [f"127.0.0.1:{port}"], {})
+    honest.daemon.start()
+    try:
+        for chain in CHAINS:
+            honest.put(chain)
+        with beside(tmp_path / "host", hostile, honest.address) as host:
+            host.daemon.wait_for_log(f"host {honest.address} (")
+            for chain in CHAINS:
+                until(lambda chain=chain: host.read(chain) == CHAIN_BLOCKS)  # type: ignore[misc]
+            assert host.counter("peer_fetches_arrived") > 0
+    finally:
+        honest.daemon.close()
+
+
+def test_an_acquire_ends_by_its_deadline_beside_a_host_that_stalls(tmp_path: Path) -> None:
+    hostile = HostileHost("nothing", IDENTITY, names_of(1))
+    with beside(tmp_path / "host", hostile) as host:
+        began_at = time.monotonic()
+        assert host.read(1) == 0
+        assert time.monotonic() - began_at < 60.0  # of a bound of ten seconds: fetch_wait_s
