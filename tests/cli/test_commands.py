@@ -156,6 +156,7 @@ def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target:
         "ladder",
         "scrubs",
         "source",
+        "hosts",
     ]
     assert answer["epoch"] == 1 << 62  # a number, exact
     assert answer["draining"] is False  # present although unset on the wire

@@ -1,5 +1,6 @@
 """Hosts that fetch from each other: what one computed another reads from its memory, the same bytes."""
 
+import os
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
@@ -8,7 +9,7 @@ import pytest
 from kvtier.clients import NamespaceIdentity
 
 from ..security.certificates import Authority
-from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, Host, fleet, until
+from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, fleet, until
 
 
 def test_a_prompt_of_one_host_is_read_by_another_from_its_memory(tmp_path: Path) -> None:
@@ -48,8 +49,6 @@ def test_a_host_that_is_gone_or_stands_still_holds_nothing(tmp_path: Path, how: 
         first.put(2)
         until(lambda: second.read(1) == CHAIN_BLOCKS)
         pid = first.daemon.pid
-        import os
-
         os.kill(pid, how)
         second.read(2)  # before anything is noticed, too: whatever comes is right
         until(lambda: "is not asked" in second.daemon.log.read_text())
@@ -76,17 +75,12 @@ def test_a_host_that_was_restarted_is_another_one(tmp_path: Path) -> None:
         until(lambda: second.read(3) == CHAIN_BLOCKS)
 
 
-def test_of_three_hosts_two_are_asked_when_one_does_not_answer(tmp_path: Path) -> None:
+def test_what_was_fetched_is_kept_when_its_host_is_gone(tmp_path: Path) -> None:
     with fleet(tmp_path, 3) as (first, second, third):
         first.put(1)
         until(lambda: second.read(1) == CHAIN_BLOCKS)
         until(lambda: third.read(1) == CHAIN_BLOCKS)
         first.daemon.stop(SIGKILL)
-        with second.client as client:  # what a host fetched it holds as if it had been put there
-            assert (
-                client.lookup(client.register(NamespaceIdentity(b"f" * 32, GEOMETRY)), [b"a" * 32]).num_blocks
-                == 0
-            )
         assert [second.read(1), third.read(1)] == [CHAIN_BLOCKS, CHAIN_BLOCKS]
 
 
@@ -100,7 +94,3 @@ def test_hosts_with_another_namespace_tell_each_other_nothing(tmp_path: Path) ->
         assert second.read(1) == 0
         second.register(other)
         until(lambda: second.read(1, other) == CHAIN_BLOCKS)
-
-
-def host_alone(folder: Path) -> Host:
-    return Host(folder, 1, [], {})
