@@ -13,12 +13,14 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
-from ..tiers.block import Tier
+from ..tiers.block import HASH_BYTES, Tier
 from .core.catalog.catalog import NamespaceEntry
 from .core.instructions import BlockChange, Notify
 
-#: Block events kept for watchers that come back: those of a few seconds at full load, some 10 MB.
-MAX_BLOCK_EVENTS = 65_536
+#: Block events, and names in them, kept for watchers that come back: those of a few seconds at full load. A
+#: name takes 32 bytes, an event 250: at most 8 MB.
+MAX_BLOCK_EVENTS = 16_384
+MAX_BLOCK_NAMES = 131_072
 UNKNOWN = ":"  # no isolation domain has this name
 MAX_DOMAIN_EVENTS = 8_192  # the same, of one isolation domain that a tenant watches
 
@@ -31,12 +33,20 @@ class BlockEvent:
     change: BlockChange
     namespace_id: int
     tier: Tier
-    prefix_hashes: tuple[bytes, ...]
+    packed_hashes: bytes  # one behind the other: bytes objects of their own take 80 bytes each
     reason: str
+
+    @property
+    def prefix_hashes(self) -> tuple[bytes, ...]:
+        """The names of the blocks."""
+        packed = self.packed_hashes
+        return tuple([packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)])
 
 
 class EventLog:
-    """Remembers the last `capacity` events. Owned by the event loop; not thread-safe.
+    """Remembers the last `capacity` events, and at most MAX_BLOCK_NAMES names and one event.
+
+    Owned by the event loop; not thread-safe.
 
     `namespaces`: the catalog's, read when a tenant watches.
     """
@@ -45,7 +55,9 @@ class EventLog:
         assert capacity > 0
         #: Blocks that left a tier since the start, by tier and reason.
         self.num_removed: Counter[tuple[Tier, str]] = Counter()
-        self._ring: deque[BlockEvent] = deque(maxlen=capacity)
+        self._ring: deque[BlockEvent] = deque()
+        self._capacity = capacity
+        self._num_names = 0  # in the ring
         self._last_sequence = 0
         self._watchers: set[asyncio.Event] = set()
         self._closed = False
@@ -89,10 +101,13 @@ class EventLog:
                 notice.change,
                 notice.namespace_id,
                 notice.tier,
-                tuple(notice.prefix_hashes),
+                b"".join(notice.prefix_hashes),
                 notice.reason,
             )
         )
+        self._num_names += len(notice.prefix_hashes)
+        while len(self._ring) > self._capacity or (self._num_names > MAX_BLOCK_NAMES and len(self._ring) > 1):
+            self._num_names -= len(self._ring.popleft().packed_hashes) // HASH_BYTES
         for watcher in self._watchers:
             watcher.set()
         if self._of_domain:

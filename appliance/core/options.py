@@ -102,7 +102,7 @@ class PlannerOptions:
     #: Remembered requests per client for answering a retry like the first try.
     max_remembered_requests: int = 1024
     #: Lines of the story kept for all blocks and sessions together.
-    max_story_lines: int = 100_000
+    max_story_lines: int = 50_000
     #: Assumed until measured: what one edge moves per second, and how long it takes to begin.
     default_bandwidth_bytes_per_s: float = 1e9
     default_latency_s: float = 1e-3

@@ -35,7 +35,7 @@ from ..preflight.table import require
 from ..security.callers import CallRates
 from ..security.client_registry import ClientRegistry
 from ..security.principals import Authenticator
-from ..server.access_log import AccessLog
+from ..server.access_log import MAX_WAITING_ACCESSES, AccessLog
 from ..server.admin_service import AdminService, DrainResult
 from ..server.cache_service import CacheService, ServerFacts
 from ..server.grpc_server import EventsService, GrpcServer
@@ -79,7 +79,7 @@ class Daemon:
         self.planner = build_planner(settings, assembly)
         self.events = EventLog(MAX_BLOCK_EVENTS, self.planner.catalog.namespaces)
         self.appliance = build_appliance(settings, self.planner, assembly, self.events)
-        self.accesses = AccessLog(self.appliance, self.planner, MAX_BLOCK_EVENTS)
+        self.accesses = AccessLog(self.appliance, self.planner, MAX_WAITING_ACCESSES)
         if assembly.hot is not None:
             soon, lose = asyncio.get_running_loop().call_soon_threadsafe, self.appliance.lose_tier
             assembly.hot.engine.on_lost = lambda reason: soon(lose, Tier.HBM, reason)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...tiers.block import HASH_BYTES
 from ...tiers.ladder import Ladder
 from ..core.events import AcquireRequested, CommitRequested, Event, ReserveRequested, Touched
 from ..core.instructions import Reply
@@ -29,7 +30,7 @@ from ..core.results import AcquireResult, PutOutcome, PutResult
 
 MAX_SESSIONS = 4096
 MAX_OPEN_PUTS = 4096
-MAX_NAMES = 200_000
+MAX_NAMES = 65_536
 MAX_ACQUIRED = 1024
 ALL = ""  # the session of requests that name none
 
@@ -89,12 +90,12 @@ class SessionChain:
     """The blocks a session used last: a chain it asked for, and what it put behind that."""
 
     namespace_id: int
-    parts: list[Sequence[bytes]]
+    packed: bytes  # their names, one behind the other: bytes objects of their own take 80 bytes each
 
     @property
     def num_names(self) -> int:
         """How many there are, those twice in it counted twice."""
-        return sum(map(len, self.parts))
+        return len(self.packed) // HASH_BYTES
 
 
 class Telemetry:
@@ -140,7 +141,9 @@ class Telemetry:
         chain = self._chains.get(session_id)
         if chain is None:
             return 0, []
-        return chain.namespace_id, list(dict.fromkeys(name for part in chain.parts for name in part))
+        packed = chain.packed
+        names = (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
+        return chain.namespace_id, list(dict.fromkeys(names))
 
     def check_integrity(self) -> list[str]:
         """Audit: every asked block is found, missed or declined, in total and by session."""
@@ -205,7 +208,8 @@ class Telemetry:
         if namespace_id not in catalog.namespaces or not num:
             return
         chain = self._chains.get(event.session_id)
-        if chain is None or chain.parts[0][0] != event.prefix_hashes[0]:  # else it is known, and longer
+        is_known = chain is not None and chain.packed.startswith(event.prefix_hashes[0])  # and longer
+        if not is_known:
             self._uses(event.session_id, namespace_id, event.prefix_hashes, goes_on=False)
         num -= self._num_asked_before(event)
         row = catalog.find(namespace_id, event.prefix_hashes[0])
@@ -258,7 +262,8 @@ class Telemetry:
 
     def _puts_behind(self, event: ReserveRequested) -> None:
         chain = self._chains.get(event.session_id)
-        goes_on = chain is not None and bool(event.parent_hash) and event.parent_hash in chain.parts[-1][-1:]
+        parent = event.parent_hash
+        goes_on = chain is not None and bool(parent) and chain.packed.endswith(parent)
         self._uses(event.session_id, event.namespace_id, event.prefix_hashes, goes_on)
 
     def _uses(self, session_id: str, namespace_id: int, names: Sequence[bytes], goes_on: bool) -> None:
@@ -266,13 +271,9 @@ class Telemetry:
         if session_id == ALL or not names:
             return
         before = self._chains.pop(session_id, None)
-        if before is not None and goes_on:
-            before.parts.append(names)
-            self._chains[session_id] = before
-        else:
-            self._num_names -= before.num_names if before is not None else 0
-            self._chains[session_id] = SessionChain(namespace_id, [names])
-        self._num_names += len(names)
+        kept = before.packed if before is not None and goes_on else b""
+        chain = self._chains[session_id] = SessionChain(namespace_id, kept + b"".join(names))
+        self._num_names += chain.num_names - (before.num_names if before is not None else 0)
         while self._num_names > MAX_NAMES:
             self._num_names -= self._chains.popitem(last=False)[1].num_names
 

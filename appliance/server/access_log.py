@@ -29,6 +29,7 @@ from ..core.events import (
 from ..core.planner import Planner
 
 MAX_REMEMBERED_REQUESTS = 4096
+MAX_WAITING_ACCESSES = 65_536  # of one watcher, which is told of how many it lost beyond
 
 
 class AccessKind(Enum):

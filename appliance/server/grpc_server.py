@@ -106,7 +106,7 @@ class EventsService:
                     kind=events_pb2.BlockEventKind.ValueType(event.change.value),
                     namespace_id=event.namespace_id,
                     tier=self._service.tiers.number(event.tier),
-                    prefix_hashes=b"".join(event.prefix_hashes),
+                    prefix_hashes=event.packed_hashes,
                     reason=event.reason if is_admin else "",
                     tiers=self._tiers_now(event),
                 )

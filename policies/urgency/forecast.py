@@ -14,6 +14,7 @@ runs), idle (a user thinks) and the length of the answer are features, so what t
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ from .visits import NEW, NO_PAST, TAIL, Visit
 NAME = "forecast"
 MAX_GHOSTS = 131_072  # about 30 MB
 MAX_SESSIONS = 65_536
+#: Sessions from which on two are looked at for each new one, and those without blocks or ghosts forgotten.
+MANY_SESSIONS = 8_192
 #: Weight of the newest answer in the running mean of their lengths.
 USUAL_WEIGHT = 0.01
 #: Longest answer that is accepted from a dump: no model decodes 2**30 tokens.
@@ -79,6 +82,7 @@ class Forecast(Observer):
         self._pending: _Pending | None = None
         self._visit: Visit | None = None  # the last one, which a put may still belong to
         self._by_session: dict[int, Visit] = {}  # the last visit of each
+        self._to_review: deque[int] = deque()  # sessions in it
         #: What sessions usually state when a request is over: assumed of a request until its session states
         #: it.
         self._usual_silence = 0
@@ -314,6 +318,16 @@ class Forecast(Observer):
         visit.num_named += len(names)
         self._fallback.asked((), names, self._stretches.num_blocks)
 
+    def _review_sessions(self) -> None:
+        """Forget, where there are many sessions, some that have neither blocks nor ghosts: nothing that they
+        say later has a meaning. Of MAX_SESSIONS with blocks the one is forgotten that was looked at first."""
+        for _ in range(2 if len(self._by_session) >= MANY_SESSIONS else 0):
+            session = self._to_review.popleft()
+            if self._by_session[session].stretches and len(self._by_session) < MAX_SESSIONS:
+                self._to_review.append(session)
+            else:
+                del self._by_session[session]
+
     def _settle_pending(self) -> None:
         """Make a visit of the pending use, which no put followed."""
         pending, self._pending = self._pending, None
@@ -341,10 +355,10 @@ class Forecast(Observer):
         if rows:
             self._assigner.use_again(visit, rows, stretches.runs(rows))
         if use.session:
-            self._by_session.pop(use.session, None)
+            if use.session not in self._by_session:
+                self._review_sessions()
+                self._to_review.append(use.session)
             self._by_session[use.session] = visit
-            if len(self._by_session) > MAX_SESSIONS:
-                del self._by_session[next(iter(self._by_session))]
         if tip < 0 and names:
             visit.head = names[0]
         self._visit = visit

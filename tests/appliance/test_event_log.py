@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 
+import pytest
+
+from kvtier.appliance import event_log
 from kvtier.appliance.core.instructions import BlockChange, Notify
 from kvtier.appliance.event_log import BlockEvent, EventLog
 from kvtier.tiers.block import Tier
@@ -33,6 +36,20 @@ def test_what_is_remembered() -> None:
     assert sequences(events.after(3)) == [7, 8, 9, 10], "a gap: the first is later than asked for"
     assert events.after(10) == []
     assert events.after(99) == []
+
+
+def test_names_are_bounded_as_well_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event of thousands of blocks counts as that many: 65,536 of those were 10 GB."""
+    monkeypatch.setattr(event_log, "MAX_BLOCK_NAMES", 10)
+    events = EventLog(100)
+    chains = [[bytes([number, block] * 16) for block in range(4)] for number in range(5)]
+    for chain in chains:
+        events.append(Notify(BlockChange.STORED, 1, Tier.DRAM, chain, ""))
+    assert [list(event.prefix_hashes) for event in events.after(0)] == chains[3:]
+    assert sequences(events.after(0)) == [4, 5]
+    events.append(Notify(BlockChange.STORED, 1, Tier.DRAM, [name for chain in chains for name in chain], ""))
+    assert sequences(events.after(0)) == [6], "the last one, however large"
+    assert events.check_integrity() == []
 
 
 def test_a_watcher_sees_the_past_it_asked_for_and_then_the_present() -> None:

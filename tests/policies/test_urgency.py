@@ -11,6 +11,7 @@ from kvtier.policies.base import EvictionPolicy, Newcomer, SessionChange, Use, V
 from kvtier.policies.baselines.lru import LruEviction
 from kvtier.policies.learned import pack, unpack
 from kvtier.policies.options import BadPolicyOption
+from kvtier.policies.urgency import forecast as forecasts
 from kvtier.policies.urgency.ages import (
     EDGES_S,
     NUM_BINS,
@@ -257,6 +258,22 @@ def test_books_hold_at_every_step_and_ghosts_are_bounded() -> None:
         assert not forecast.check_integrity()
         assert len(forecast._stretches.ghosts) <= 100
     assert forecast.num_stretches <= 40 + 100 + 1, "no stretch without a block or a ghost"
+
+
+def test_sessions_without_blocks_are_forgotten_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a million sessions that ask for the same blocks would be remembered, with its last visit."""
+    monkeypatch.setattr(forecasts, "MANY_SESSIONS", 20)
+    tree, forecast = plant(40)
+    forecast._stretches.max_ghosts = 50
+    tree.request(chain_of("own", length=4), session=1)
+    for session in range(2, 300):
+        tree.request(chain_of("topic", session % 3, length=4), session=session)
+    assert 1 in forecast._by_session, "its blocks are there"
+    assert len(forecast._by_session) == len(forecast._to_review) <= 20 + 4
+    for session in range(300, 600):
+        tree.request(chain_of("new", session, length=4), session=session)
+    assert 1 not in forecast._by_session, "neither its blocks nor their names are there"
+    assert len(forecast._by_session) <= 40 // 4 + 50 // 4 + 20
 
 
 def test_a_return_is_noticed_though_nothing_was_kept() -> None:

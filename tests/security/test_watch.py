@@ -121,7 +121,7 @@ def test_what_is_remembered_of_a_tenant_does_not_depend_on_others(world: World) 
     mine = world.served.call(lambda: events.of_domain("tenant:acme"))
     bolt.put(chain(3, "loud"))
     assert world.served.call(lambda: [event.sequence for event in mine.after(0)]) == [1, 2]
-    assert mine._ring.maxlen == MAX_DOMAIN_EVENTS
+    assert mine._capacity == MAX_DOMAIN_EVENTS
     resumed, _ = acme.watch(after_sequence=1)
     assert next(resumed).prefix_hashes == chain(1, "missed")[0]
     resumed.cancel()
