@@ -53,6 +53,7 @@ class Writes:
         self._levels: defaultdict[str, float] = defaultdict(float)
         self._idle: dict[int, Copy] = {}  # under way
         self._as_of = 0.0
+        self._daily_bytes: int | None = None  # the limit in force then
         self._may_decline = False
         self._unwanted: set[tuple[int, bytes]] = set()  # what an administrator evicted from the cold store
 
@@ -137,9 +138,16 @@ class Writes:
                     self._levels[tenant] = max(0.0, self._levels[tenant] - _written_bytes(item))
 
     def _drain(self, daily_bytes: int | None) -> None:
-        """Let out what leaks until now."""
-        now = self._world.now
+        """Let out what leaks until now.
+
+        The product lets out whole bytes, so the time in which less than one leaked is still to come when the
+        limit changes, also over a restart: what leaks in it at the new rate is let out here at once.
+        """
+        now, before = self._world.now, self._daily_bytes
         drained = (now - self._as_of) * daily_bytes / DAY_S if daily_bytes is not None else float("inf")
+        if daily_bytes and before and daily_bytes > before:
+            drained += daily_bytes / before
+        self._daily_bytes = daily_bytes
         most = 2.0 * (daily_bytes or 0)  # under a new limit no more than a day's worth is owed
         for one, written in self._levels.items():
             self._levels[one] = min(max(0.0, written - drained), most)
