@@ -1,6 +1,9 @@
 """What is copied down ahead of need, and that it stays where it was until its room is needed."""
 
+from dataclasses import replace
+
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.capacity.pressure import MAX_STEPS
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
@@ -42,6 +45,30 @@ def num_spilled(rig: Rig) -> int:
     """Return how many blocks were copied down, or tried to be."""
     num_fragments = sum(len(copy.items) for copy in rig.started if copy.target is Tier.NVME)
     return num_fragments // GEOMETRY.num_groups
+
+
+def test_a_tier_far_above_its_watermark_is_brought_down_without_another_event() -> None:
+    """One event evicts MAX_STEPS blocks at most. Unless the planner then says that it is busy, no tick comes,
+    and what is left stays until a client calls."""
+    num_blocks = 3 * MAX_STEPS
+    rig = Rig(dram_blocks=num_blocks, nvme_blocks=num_blocks, policies=LRU, write="through")
+    chains = [hashes(f"{number}", 16) for number in range(num_blocks // 16)]
+    for chain in chains:
+        rig.put(chain)
+        rig.tick()
+        rig.settle()
+    assert {frozenset(rig.where(name)) for chain in chains for name in chain} == {frozenset({"dram", "nvme"})}
+    room = rig.planner.rooms[Tier.DRAM]
+    assert room.statistics().taken_bytes == room.statistics().capacity_bytes
+    options = replace(rig.planner.core.options, high_watermark=0.1, low_watermark=0.1)
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
+    for _ in range(num_blocks):
+        assert not rig.copies, "all are in nvme"
+        if rig.planner.next_deadline() != rig.now:
+            break
+        rig.tick()
+    assert room.statistics().taken_bytes <= 0.1 * room.statistics().capacity_bytes
+    assert [rig.found(chain) for chain in chains] == [16] * len(chains)
 
 
 def test_what_fits_below_the_low_watermark_is_never_written() -> None:

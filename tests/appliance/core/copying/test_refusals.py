@@ -79,6 +79,29 @@ def test_what_is_cold_is_read_all_the_same_and_who_was_passed_over_leaves_later(
     assert [rig.where(block) for block in chain] == [{"nvme"}] * 4
 
 
+def test_a_put_waits_where_room_would_cost_what_nvme_has() -> None:
+    """A store that refuses writes is read all the same. Only where it is full of what dram keeps there do the
+    ends of chains make way (below): that would change nothing here, and lose all four blocks."""
+    rig = Rig(nvme_blocks=64)
+    chain = hashes("a", 4)
+    rig.put(chain)
+    rig.tick(1.0)
+    rig.put(hashes("b", 2))
+    assert [rig.where(block) for block in chain] == [{"dram"}] * 2 + [{"nvme"}] * 2
+    rig.start_put(hashes("c", 2))
+    settle(rig)
+    call = rig.start_put(hashes("d", 3))
+    settle(rig)
+    assert rig.planner.refusals.is_pausing
+    assert not rig.planner.refusals.is_full
+    assert [rig.where(block) for block in chain] == [{"dram"}] * 2 + [{"nvme"}] * 2
+    assert call not in rig.answers, "there is room for two"
+    rig.tick(PAUSE_S)
+    settle(rig, None)
+    assert list(rig.answer(call).outcomes) == [STORED] * 3
+    assert rig.found(chain) == 4
+
+
 def test_a_fragment_that_is_too_long_is_no_refusal() -> None:
     rig = Rig(nvme_blocks=64)
     refusals = rig.planner.refusals

@@ -8,11 +8,13 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.catalog import Catalog
+from kvtier.appliance.core.instructions import Copy
 from kvtier.appliance.core.requests import sessions as sessions_module
 from kvtier.appliance.core.requests.sessions import STEP_BLOCKS, SessionEntry
+from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import Urgency
 
-from ..rig import CLIENT, Rig, hashes
+from ..rig import CLIENT, GEOMETRY, Rig, hashes
 
 LENGTH = 2 * STEP_BLOCKS
 
@@ -100,6 +102,37 @@ def test_a_session_forgets_its_oldest_blocks_beyond_what_one_may_hold(
         ]
         assert rig.planner.sessions.rows(session)[-12:] == newest
         assert len(session.blocks) <= 16
+
+
+def put_without_audit(rig: Rig, chain: list[bytes], parent: bytes, session_id: str) -> None:
+    """Put a chain; the audit of each step would look at all blocks there are."""
+    call, planner = rig.call(), rig.planner
+    reserve = ev.ReserveRequested(call, CLIENT, "", rig.namespace_id, parent, chain, session_id)
+    spans = [(number * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for number in range(len(chain))]
+    events: list[ev.Event] = [ev.CommitRequested(call, CLIENT, "", 0, spans, reserve)]
+    while events or planner.is_busy:
+        for found in planner.handle(events.pop() if events else ev.Tick(), rig.now):
+            if isinstance(found, Copy):
+                outcomes = [CopyOutcome(None, b"7" * 16)] * len(found.items)
+                events.append(ev.CopyFinished(found.copy, outcomes))
+    assert planner.lookup(rig.namespace_id, chain).num_blocks == len(chain)  # type: ignore[union-attr]
+
+
+def test_a_session_holds_as_many_blocks_as_the_page_of_limits_says() -> None:
+    """The test above has a limit of its own."""
+    limit = 16_384  # docs/limits.md
+    rig, parent = Rig(dram_blocks=limit + 2 * LENGTH, nvme_blocks=0), b""
+    most = 0
+    for number in range(limit // LENGTH + 1):
+        chain = hashes(f"part {number}", LENGTH)
+        put_without_audit(rig, chain, parent, "agent")
+        parent = chain[-1]
+        session = rig.planner.sessions.get("agent")
+        assert session is not None
+        most = max(most, len(session.blocks))
+        assert rig.planner.sessions.rows(session)[-1] == rig.planner.catalog.find(rig.namespace_id, parent)
+    assert limit * 3 // 4 <= most <= limit
+    assert rig.planner.check_integrity() == []
 
 
 class Work:

@@ -82,6 +82,18 @@ def test_sessions_of_one_tenant_do_not_make_others_forgotten() -> None:
     assert recent == [*reversed(own), *(f"bolt\tquiet {number}" for number in (3, 2, 1, 0))]
 
 
+def test_sessions_that_ended_leave_their_share_to_new_ones() -> None:
+    """What is not given back makes the tenant's living sessions forgotten, one for each new one."""
+    shared = Divided(max_sessions=20)
+    for number in range(100):
+        shared.do(ev.SessionUpdated(ACME, f"acme\told {number}", Urgency.WAITING))
+        shared.do(ev.SessionEnded(10_000 + number, ACME, f"acme\told {number}", archive=False))
+    for number in range(8):
+        shared.do(ev.SessionUpdated(ACME, f"acme\tnew {number}", Urgency.WAITING))
+    names = [session.id for session in shared.planner.sessions]
+    assert [name for name in names if name.startswith("acme\t")] == [f"acme\tnew {n}" for n in range(8)]
+
+
 class Waiter:
     """A request that waits for room that never comes."""
 
