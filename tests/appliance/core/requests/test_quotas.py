@@ -43,10 +43,13 @@ class Shared:
         *,
         policy: str = "lru",
         has_nvme: bool = False,
+        has_hbm: bool = False,
         limits: Mapping[str, Any] | None = None,
     ) -> None:
         pool = SlotPool(NUM_EXTENTS, BLOCKS_PER_EXTENT * BLOCK_BYTES)
         rooms: dict[Tier, Room] = {Tier.DRAM: pool}
+        if has_hbm:
+            rooms[Tier.HBM] = SlotPool(NUM_EXTENTS, BLOCKS_PER_EXTENT * BLOCK_BYTES)
         if has_nvme:
             rooms[Tier.NVME] = SegmentLog(8, 4 * (BLOCK_BYTES + 4096) + 4096, 4096)
         self.pool = pool
@@ -127,13 +130,27 @@ class Shared:
             lambda call: ev.PinRequested(call, client, "", self.namespace[client], chain, Tier.DRAM, 500.0)
         )
 
-    def extents_of(self, client: int) -> int:
-        number = self.planner.domain_number(DOMAINS[client])
-        return sum(self.pool.domain_of_extent(extent) == number for extent in range(NUM_EXTENTS))
+    def bring_to_hbm(self, client: int, name: int, count: int) -> None:
+        chain = names(client, name, count)
+        self.ask(lambda call: ev.PrefetchRequested(call, client, self.namespace[client], chain, Tier.HBM))
+        for _ in range(20):
+            self.now += 1.0
+            self.do(ev.Tick())
+
+    def in_hbm(self, client: int, name: int, count: int) -> int:
+        """Return how many blocks of a chain are in hbm."""
+        catalog = self.planner.catalog
+        rows = [catalog.find(self.namespace[client], one) for one in names(client, name, count)]
+        return sum(row >= 0 and catalog.num_resident[Tier.HBM][row] > 0 for row in rows)
+
+    def extents_of(self, client: int, tier: Tier = Tier.DRAM) -> int:
+        number, room = self.planner.domain_number(DOMAINS[client]), self.planner.rooms[tier]
+        assert isinstance(room, SlotPool)
+        return sum(room.domain_of_extent(extent) == number for extent in range(NUM_EXTENTS))
 
 
-def memory(num_extents: int) -> TenantQuota:
-    return TenantQuota({Tier.DRAM: num_extents * BLOCKS_PER_EXTENT * BLOCK_BYTES})
+def memory(num_extents: int, tier: Tier = Tier.DRAM) -> TenantQuota:
+    return TenantQuota({tier: num_extents * BLOCKS_PER_EXTENT * BLOCK_BYTES})
 
 
 @pytest.mark.parametrize("has_nvme", [False, True])
@@ -170,6 +187,26 @@ def test_a_quota_can_be_raised_and_lowered_in_use() -> None:
     shared.do(ev.PolicyChanged(shared.options, shared.planner.core.choice, {}))
     assert shared.put(ACME, 3, 2) == STORED * 2
     assert shared.extents_of(ACME) == 2, "an extent is its domain's for its whole life"
+
+
+def test_hbm_of_one_tenant_leaves_the_others_theirs() -> None:
+    """A quota of hbm bounds what a tenant has there, however much it brings up; of dram it says nothing."""
+    shared = Shared({"tenant:acme": memory(2, Tier.HBM)}, has_hbm=True)
+    assert shared.put(BOLT, 1, 2) == STORED * 2
+    shared.bring_to_hbm(BOLT, 1, 2)
+    for name in range(5):
+        assert shared.put(ACME, name, 2) == STORED * 2
+        shared.bring_to_hbm(ACME, name, 2)
+        assert shared.in_hbm(ACME, name, 2) == 2, "at its limit it makes room among its own"
+        assert shared.extents_of(ACME, Tier.HBM) <= 2
+        assert shared.in_hbm(BOLT, 1, 2) == 2
+    assert shared.extents_of(ACME, Tier.HBM) == 2
+    assert shared.extents_of(ACME) > 2
+    more = replace(shared.options, quotas={"tenant:acme": memory(3, Tier.HBM)})
+    shared.do(ev.PolicyChanged(more, shared.planner.core.choice, {}))
+    shared.bring_to_hbm(ACME, 0, 2)
+    shared.bring_to_hbm(ACME, 1, 2)
+    assert shared.extents_of(ACME, Tier.HBM) == 3
 
 
 def test_pinned_bytes_of_all_clients_and_pins_together() -> None:
