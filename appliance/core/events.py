@@ -290,6 +290,7 @@ class SourceChanged:
 
     is_open: bool
     takes_exports: bool = True  # with `is_open`: there is a store among what can be asked
+    has_hosts: bool = False  # there are other hosts among it, which have single blocks
 
 
 @dataclass(slots=True)
@@ -300,6 +301,7 @@ class SourceSearched:
     num_found: int  # bundles of the chain, from the first one asked for
     num_possible: int  # the one behind so many is not there, if there is one; -1: that is not known
     is_stored: bool = True  # false: other hosts have them, which a store may not
+    num_blocks: int = 0  # that a host has, from the first one of the first bundle: perhaps no whole bundles
 
 
 @dataclass(slots=True)

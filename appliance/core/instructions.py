@@ -62,6 +62,8 @@ class SearchBundles:
     search: int
     identity: NamespaceIdentity
     names: Sequence[bytes]  # of the chain's bundles, in order, from the first one that is missing here
+    blocks: Sequence[bytes] = ()  # of the chain, from the first one that is missing here
+    num_here: int = 0  # blocks of the first bundle that stand before these
 
 
 @dataclass(slots=True)

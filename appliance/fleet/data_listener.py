@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from ...sources.peers.connection import BUFFER_BYTES, ConnectionLost, bound_waits, break_off
+from ...sources.peers.connection import ConnectionLost, bound_waits, break_off
 from ...sources.peers.sending import read_ticket, send_payloads
 from ..errors import StartError
 from .fleet_tls import FleetTls
@@ -52,7 +52,6 @@ class DataListener:
                 f"peers.data_port: cannot listen at {host}:{port}: {problem.strerror}"
             ) from problem
         self._listener.setblocking(False)
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         tickets.data_port = self.port = self._listener.getsockname()[1]
         self._loop.add_reader(self._listener, self._accept)
 

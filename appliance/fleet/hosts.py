@@ -149,15 +149,10 @@ class Hosts:
         """Return the hosts that can be asked."""
         return [host for host in self.by_address.values() if host.is_live]
 
-    def best(self, digest: bytes, names: Sequence[bytes], now: float) -> tuple[int, FleetHost | None]:
-        """Return how many of `names`, from the first one on, one host holds, and that host."""
-        found: tuple[int, FleetHost | None] = (0, None)
-        for host in self.by_address.values():
-            if host.is_live and now >= host.pause_until:
-                num = host.inventory.prefix(digest, names)
-                if num > found[0]:
-                    found = (num, host)
-        return found
+    def best(self, digest: bytes, names: Sequence[bytes], now: float) -> int:
+        """Return how many of `names`, from the first one on, one host says it holds."""
+        asked = [host for host in self.by_address.values() if host.is_live and now >= host.pause_until]
+        return max((host.inventory.prefix(digest, names) for host in asked), default=0)
 
     def holders(self, digest: bytes, names: Sequence[bytes], now: float) -> list[FleetHost]:
         """Return the hosts that may be asked and say that they hold all of `names`, the least busy first."""

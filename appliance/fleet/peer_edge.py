@@ -21,6 +21,7 @@ from typing import Final
 
 import grpc
 
+from ...sources.objects.limits import blocks_per_bundle
 from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, break_off
 from ...sources.peers.receiving import PayloadReader, connect
 from ...tiers.base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
@@ -110,8 +111,10 @@ class PeerEdge:
         """Tell the planner whether there is anything to ask."""
         if self._is_stopping.is_set():
             return
-        is_open = self._is_store_open or bool(self._hosts.live())
-        event = SourceChanged(is_open, takes_exports=self._is_store_open)
+        has_hosts = bool(self._hosts.live())
+        event = SourceChanged(
+            has_hosts or self._is_store_open, takes_exports=self._is_store_open, has_hosts=has_hosts
+        )
         if event != (self._told or SourceChanged(False, takes_exports=False)):
             self._told = event
             self._deliver(event)
@@ -131,13 +134,18 @@ class PeerEdge:
     def _search(self, search: SearchBundles) -> None:
         """Answer from what hosts say they hold; where none has the first bundle, ask the store."""
         digest, now = search.identity.digest, self._clock()
-        num_found, _ = self._hosts.best(digest, search.names, now)
-        self.counters["searches_found" if num_found else "searches_empty"] += 1
-        if num_found:
-            self._deliver(SourceSearched(search.search, num_found, -1, is_stored=False))
-        elif self.store is None or not self._is_store_open or self._is_missing(digest, search.names[0], now):
+        num_blocks, names = self._hosts.best(digest, search.blocks, now), search.names
+        self.counters["searches_found" if num_blocks else "searches_empty"] += 1
+        if num_blocks:
+            num_blocks += search.num_here
+            num_found = num_blocks // blocks_per_bundle(search.identity.geometry)
+            self._deliver(
+                SourceSearched(search.search, num_found, -1, is_stored=False, num_blocks=num_blocks)
+            )
+        elif not (self._is_store_open and names) or self._is_missing(digest, names[0], now):
             self._deliver(SourceSearched(search.search, 0, -1))
         else:
+            assert self.store is not None
             self._searches[search.search] = search
             self.store.execute(search)
 
@@ -167,14 +175,19 @@ class PeerEdge:
             if not holders:
                 break
             tried.append(host := holders[0])
-            share = FIRST_SHARE if len(holders) > 1 or self._is_store_open else 1.0
+            share = FIRST_SHARE if len(holders) > 1 or self._has_stored(work) else 1.0
             cause = await self._from_host(host, work, left, first, now + share * (work.deadline_at - now))
-        if left and self.store is not None and self._is_store_open and self._clock() < work.deadline_at:
+        if left and self._has_stored(work) and self.store is not None and self._clock() < work.deadline_at:
             self.counters["fetches_left_to_store"] += bool(tried)
             self.store.execute(replace(work, batches=list(left.items())))
             return
         for copy, items in left.items():
             self._deliver(CopyFinished(copy, [CopyOutcome(cause)] * len(items)))
+
+    def _has_stored(self, work: FetchBundle) -> bool:
+        """Return whether a store can have it: a whole bundle."""
+        size = blocks_per_bundle(work.bundle.identity.geometry)
+        return self._is_store_open and len(work.bundle.names) == size
 
     async def _from_host(
         self,

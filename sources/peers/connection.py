@@ -26,7 +26,6 @@ DONE: Final = b"\x01"
 SLICE_S: Final = 0.25  # of one wait in the kernel, between two looks at the clock
 #: What a socket raises when a wait is over; the rest of OSError ends the connection.
 WAITED: Final = (BlockingIOError, InterruptedError, TimeoutError)
-BUFFER_BYTES: Final = 4 << 20
 
 
 class ConnectionLost(Exception):
@@ -34,7 +33,7 @@ class ConnectionLost(Exception):
 
 
 def bound_waits(connection: socket.socket) -> None:
-    """Let every wait on a socket end after SLICE_S.
+    """Let every wait on a socket end after SLICE_S. The sizes of its buffers are the kernel's to choose.
 
     In the kernel where there is no TLS: with a timeout of Python's own MSG_WAITALL would not wait for all,
     and each call would poll first."""

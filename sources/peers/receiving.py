@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 
 from ...tiers.base import Buffer
-from .connection import BUFFER_BYTES, DONE, HEADER, MAGIC, WAITED, ConnectionLost, bound_waits
+from .connection import DONE, HEADER, MAGIC, WAITED, ConnectionLost, bound_waits
 
 
 def connect(
@@ -18,7 +18,6 @@ def connect(
     """Return a new data connection. Raises OSError, ssl.SSLError among it."""
     connection = socket.create_connection((host, port), timeout_s)
     try:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         if tls is not None:
             connection = tls.wrap_socket(connection, server_hostname=server_name)
         bound_waits(connection)

@@ -7,6 +7,9 @@ each batch of a Fetch one CopyFinished soon after its deadline at the latest, an
 not what its writer stored. In these seeds daemons crash more often, and lose more, so that there is
 something to fetch.
 
+From FIRST_HOSTS_SEED on other hosts are among what is asked: they have single blocks of what was ever stored,
+and say that they hold fewer than they do, more, or what is gone.
+
 Drawn from a source of randomness of its own, so that the other seeds are the same as ever.
 """
 
@@ -31,7 +34,8 @@ from .world import Violation, World
 if TYPE_CHECKING:
     from .daemon import Daemon
 
-FIRST_SEED = 1_000_000
+FIRST_SEED, FIRST_HOSTS_SEED = 1_000_000, 2_000_000
+LYING = 0.15  # of the answers of hosts
 
 #: Faults and the highest rate a seed may draw: per request, or per batch of a fetch.
 FAULTS = {
@@ -63,7 +67,12 @@ class VirtualSource:
         self.rng = Random(f"source of {world.seed}")
         self.is_on = world.seed >= FIRST_SEED
         self.objects: dict[tuple[bytes, bytes], VirtualBundle] = {}
+        self.has_hosts = world.seed >= FIRST_HOSTS_SEED
+        self.hosts_rng = Random(f"hosts of {world.seed}")
+        self.blocks: dict[tuple[bytes, bytes], list[int]] = {}  # that a host has: tokens by layer group
         self.bundle_blocks = self.rng.choice((1, 2, 2, 3))
+        if self.has_hosts:
+            self.bundle_blocks = self.hosts_rng.choice((2, 3, 4))
         self.answer_s = self.rng.choice((0.0001, 0.001, 0.01))
         self.rates = {
             name: self.rng.random() ** 2 * top * (self.rng.random() < 0.5) for name, top in FAULTS.items()
@@ -85,6 +94,33 @@ class VirtualSource:
                 max_export_fraction=self.rng.choice((0.3, 1.0)),
                 fetch_wait_s=self.rng.choice((0.01, 0.5, 10.0)),
             )
+
+    def keep(self, bundle: BundleBlocks, tokens: list[int]) -> None:
+        """Store a bundle; the other hosts have its blocks, too."""
+        digest, size = bundle.identity.digest, len(bundle.names)
+        self.objects[digest, bundle.names[-1]] = VirtualBundle(bundle, tokens)
+        for number, name in enumerate(bundle.names):
+            self.blocks[digest, name] = tokens[number::size]
+
+    def at_hosts(self, search: SearchBundles) -> int:
+        """Return how many blocks hosts say they hold, from the first one of the first bundle on."""
+        if not self.has_hosts or self.hosts_rng.random() < 0.2:
+            return 0
+        digest, found = search.identity.digest, 0
+        while found < len(search.blocks) and (digest, search.blocks[found]) in self.blocks:
+            found += 1
+        if self.hosts_rng.random() < LYING:
+            found = self.hosts_rng.randint(0, len(search.blocks))
+        return search.num_here + found if found else 0
+
+    def stored(self, bundle: BundleBlocks) -> VirtualBundle | None:
+        """Return what a fetch of these blocks brings; None when they are not all there."""
+        digest = bundle.identity.digest
+        if not self.has_hosts:
+            return self.objects.get((digest, bundle.names[-1]))
+        blocks = [self.blocks.get((digest, name), []) for name in bundle.names]
+        tokens = [token for group in zip(*blocks, strict=False) for token in group]
+        return VirtualBundle(bundle, tokens) if all(blocks) else None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -132,13 +168,20 @@ class SourceShell:
         if self._fault("refused"):
             found, possible = 0, -1
         event = ev.SourceSearched(instruction.search, found, possible)
+        if num_blocks := self._source.at_hosts(instruction):
+            num_found = min(num_blocks // self._source.bundle_blocks, len(instruction.names))
+            event = ev.SourceSearched(
+                instruction.search, num_found, -1, is_stored=False, num_blocks=num_blocks
+            )
+            self._world.counts["searches_at_hosts"] += 1
         self._world.after(self._delay_s() + 20 * self._fault("lost"), self._step, event)
 
     def fetch(self, fetch: FetchBundle) -> None:
         """Let each batch land at its own time, until the deadline."""
         self._world.note(">Fetch", [copy for copy, _ in fetch.batches], fetch.bundle.position)
         self.batches.update(fetch.batches)
-        stored = self._source.objects.get((fetch.bundle.identity.digest, fetch.bundle.names[-1]))
+        stored = self._source.stored(fetch.bundle)
+        self._world.counts["tails_fetched"] += len(fetch.bundle.names) < self._source.bundle_blocks
         if self._fault("gone"):
             stored = None
         if stored is not None and self._fault("swapped"):
@@ -228,7 +271,7 @@ class SourceShell:
         is_new = key_of_bundle not in self._source.objects
         is_stored = all(tokens) and not self._fault("refused")
         if is_stored and is_new:  # created once, never overwritten
-            self._source.objects[key_of_bundle] = VirtualBundle(export.bundle, tokens)
+            self._source.keep(export.bundle, tokens)
             self._world.counts["bundles_exported"] += 1
         if self._fault("lost_answer"):
             is_stored = False
@@ -245,7 +288,7 @@ class SourceShell:
     # ------------------------------------------------------------------------------------ private
 
     def _change(self, is_open: bool) -> None:
-        self._step(ev.SourceChanged(is_open))
+        self._step(ev.SourceChanged(is_open, has_hosts=self._source.has_hosts))
 
     def _step(self, event: ev.Event) -> None:
         if self._daemon.is_alive:

@@ -13,7 +13,7 @@ from .mutant_seeds import KILLED_BY
 from .mutants import MUTANTS, Mutant, Patch, hunt
 from .mutants_source import SOURCE_MUTANTS
 from .run import run_seed
-from .source import FIRST_SEED
+from .source import FIRST_HOSTS_SEED, FIRST_SEED
 
 SEEDS = range(300)
 
@@ -37,6 +37,17 @@ def test_nothing_is_violated_with_a_source(verify: bool) -> None:
         num_fetched += outcome.counts["fragments_fetched"]
         num_exported += outcome.counts["bundles_exported"]
     assert min(num_fetched, num_exported) > 100, "the source was hardly used: the seeds would see nothing"
+
+
+@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
+def test_nothing_is_violated_with_other_hosts(verify: bool) -> None:
+    num_tails = num_fetched = 0
+    for seed in range(FIRST_HOSTS_SEED, FIRST_HOSTS_SEED + 150):
+        outcome = run_seed(seed, verify)
+        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
+        num_fetched += outcome.counts["fragments_fetched"]
+        num_tails += outcome.counts["tails_fetched"]
+    assert min(num_fetched, num_tails) > 50, "hosts were hardly asked: the seeds would see nothing"
 
 
 #: Seeds that failed once, and what was wrong.

@@ -53,8 +53,8 @@ class _ParkedAcquire:
 
 @dataclass(slots=True)
 class _SearchedChain:
-    namespace_id: int
-    names: Sequence[bytes]
+    key: tuple[int, bytes]  # namespace, first name of the search
+    search: SearchBundles
 
 
 class Fetches:
@@ -65,6 +65,7 @@ class Fetches:
         self._index = index
         self._writes = writes
         self.is_open = False
+        self._has_hosts = False  # what is searched for is not only bundles
         #: Takes an acquire up again that waited for a search, with the time until which it may wait.
         self.resume: Callable[[AcquireRequested, float], None] = lambda event, until: None
         #: Namespaces of erased tenants: what the source still holds of them is not fetched.
@@ -105,33 +106,51 @@ class Fetches:
             return False  # it does not begin where its chain does: its bundles cannot be named
         size = self._index.num_blocks(namespace)
         first = num_here // size * size
-        bundles = [names[start + size - 1] for start in range(first, len(names) - size + 1, size)]
-        if not bundles:
+        bundles, end = self._asked(names, first, size)
+        if end <= num_here:
             return False
-        num_bytes = (first + len(bundles) * size - num_here) * namespace.block_bytes
+        num_bytes = (end - num_here) * namespace.block_bytes
         start = max(num_here, event.first_block)
-        wait_s = self._worth_waiting_s(
-            namespace, start, first + len(bundles) * size - start, num_bytes, event.load_anyway
-        )
+        wait_s = self._worth_waiting_s(namespace, start, end - start, num_bytes, event.load_anyway)
         now = self._core.now
         deadline_at = min(event.deadline_at, now + wait_s if until is None else until)
         if not wait_s:
             self._core.story.count("fetches_not_worth_it")
         if not wait_s or deadline_at <= now:
             return False
-        if self._index.is_present(namespace.id, bundles[0]) is None and until is None:
-            number = self._search(namespace, bundles)
+        if until is None and not self._is_known(namespace, names, first, size):
+            number = self._search(namespace, names[:end], bundles, num_here, first)
             search_until = min(deadline_at, now + SEARCH_FRACTION * (event.deadline_at - now))
             self._waiting[event.call] = _ParkedAcquire(event, search_until, deadline_at, number)
             return True
-        for number, name in enumerate(bundles):
-            start = first + number * size
-            is_begun = self._index.is_present(namespace.id, name) and self._begin_one(
-                event, client, namespace, start, start + size, max(start, num_here), deadline_at
+        start = first
+        while start < end:
+            is_whole = start + size <= len(names) and self._index.is_present(
+                namespace.id, names[start + size - 1]
             )
-            if not is_begun:
+            stop = start + size if is_whole else self._tail_end(namespace, names, start, size)
+            begins_at = max(start, num_here)
+            if not stop or not self._begin_one(event, client, namespace, start, stop, begins_at, deadline_at):
                 break
+            start = stop if is_whole else end
         return False
+
+    def _asked(self, names: Sequence[bytes], first: int, size: int) -> tuple[list[bytes], int]:
+        """Return the bundles of a chain from block `first` on, and the end of what can be asked for."""
+        bundles = [names[start + size - 1] for start in range(first, len(names) - size + 1, size)]
+        return bundles, len(names) if self._has_hosts else first + len(bundles) * size
+
+    def _is_known(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int, size: int) -> bool:
+        """Return whether it is known if there is something of a chain from block `first` on."""
+        if first + size <= len(names):
+            return self._index.is_present(namespace.id, names[first + size - 1]) is not None
+        return bool(self._tail_end(namespace, names, first, size))
+
+    def _tail_end(self, namespace: NamespaceEntry, names: Sequence[bytes], start: int, size: int) -> int:
+        """Return the end of the blocks from `start` on that a host has, less than a bundle; 0: of none."""
+        last = min(start + size - 1, len(names)) if self._has_hosts else start
+        ends = range(last, start, -1)
+        return next((end for end in ends if self._index.is_present(namespace.id, names[end - 1])), 0)
 
     def looked_up(self, event: LookedUp) -> None:
         """Search for the rest of a chain that was looked up, for the next lookup or acquire of it."""
@@ -141,28 +160,35 @@ class Fetches:
         size, names = self._index.num_blocks(namespace), event.prefix_hashes
         num_here = len(self.prefix(namespace, names))
         first = num_here // size * size
-        bundles = [names[start + size - 1] for start in range(first, len(names) - size + 1, size)]
-        end = first + len(bundles) * size
-        while bundles and self._index.is_present(namespace.id, bundles[0]):
-            del bundles[0]
+        known = self._known_end(namespace, names, first)
+        bundles, end = self._asked(names, known, size)
         if (
-            bundles
-            and self._index.is_present(namespace.id, bundles[0]) is None
+            end > max(known, num_here)
+            and not self._is_known(namespace, names, known, size)
             and self._worth_waiting_s(
                 namespace, num_here, end - num_here, (end - num_here) * namespace.block_bytes
             )
         ):
-            self._search(namespace, bundles)
+            self._search(namespace, names[:end], bundles, max(known, num_here), known)
 
-    def _search(self, namespace: NamespaceEntry, names: Sequence[bytes]) -> int:
-        """Begin a search, unless the same one is under way. Returns its number."""
-        key = (namespace.id, names[0])
+    def _search(
+        self,
+        namespace: NamespaceEntry,
+        names: Sequence[bytes],
+        bundles: list[bytes],
+        num_here: int,
+        first: int,
+    ) -> int:
+        """Begin a search for `bundles` from block `first` on, and for the blocks behind the first `num_here`
+        of `names`, unless the same one is under way. Returns its number."""
+        key = (namespace.id, bundles[0] if bundles else names[-1])
         number = self._search_of.get(key)
         if number is None:
             self._num_searches += 1
             number = self._search_of[key] = self._num_searches
-            self._searches[number] = _SearchedChain(namespace.id, names)
-            self._core.outbox.emit(SearchBundles(number, namespace.identity, names))
+            search = SearchBundles(number, namespace.identity, bundles, names[num_here:], num_here - first)
+            self._searches[number] = _SearchedChain(key, search)
+            self._core.outbox.emit(search)
             self._core.story.count("source_searches")
         return number
 
@@ -276,7 +302,7 @@ class Fetches:
         Nothing where computing is sooner. Asks nothing, changes nothing."""
         size = self._index.num_blocks(namespace)
         end = self._known_end(namespace, names, num_stored // size * size)
-        num_blocks = max(0, end - num_stored)
+        num_blocks = max(0, (self._tail_end(namespace, names, end, size) or end) - num_stored)
         num_bytes = num_blocks * namespace.block_bytes
         if not self._worth_waiting_s(namespace, num_stored, num_blocks, num_bytes):
             return FetchPrice(0, 0.0)
@@ -305,19 +331,22 @@ class Fetches:
 
     def changed(self, event: SourceChanged) -> None:
         """The source can be asked from now on, or cannot."""
-        self.is_open = event.is_open
+        self.is_open, self._has_hosts = event.is_open, event.has_hosts
         if not event.is_open:
             self._resume(list(self._waiting))
 
     def searched(self, event: SourceSearched) -> None:
         """Take up the acquires that waited for a search."""
-        search = self._searches.pop(event.search)
-        del self._search_of[search.namespace_id, search.names[0]]
-        if search.namespace_id in self._core.catalog.namespaces:
+        (namespace_id, first), search = self._searches[event.search].key, self._searches[event.search].search
+        del self._search_of[namespace_id, first], self._searches[event.search]
+        if namespace_id in self._core.catalog.namespaces:
             for number in range(event.num_found):
-                self._index.note(search.namespace_id, search.names[number], True, is_stored=event.is_stored)
+                self._index.note(namespace_id, search.names[number], True, is_stored=event.is_stored)
             if 0 <= event.num_possible < len(search.names):
-                self._index.note(search.namespace_id, search.names[event.num_possible], False)
+                self._index.note(namespace_id, search.names[event.num_possible], False)
+            if event.num_blocks > search.num_here:
+                last = search.blocks[event.num_blocks - search.num_here - 1]
+                self._index.note(namespace_id, last, True, is_stored=False)
         self._resume([call for call, one in self._waiting.items() if one.search == event.search])
 
     def expire(self, now: float) -> None:

@@ -71,6 +71,73 @@ def test_layers_are_readable_as_they_land() -> None:
     assert all(rig.published[r.tier, r.place] == chain[r.block] for r in rig.answer(call).ready)
 
 
+def with_hosts() -> Rig:
+    """Return a rig that can ask other hosts."""
+    rig = Rig(num_extents=16)
+    rig.do(ev.SourceChanged(True, takes_exports=False, has_hosts=True))
+    return rig
+
+
+def hosts_have(rig: Rig, num_blocks: int) -> list[FetchBundle]:
+    """End the search that the last event began: a host has so many blocks from its first bundle on."""
+    (search,) = searches(rig)
+    found = num_blocks // SIZE
+    rig.do(ev.SourceSearched(search.search, found, -1, is_stored=False, num_blocks=num_blocks))
+    return fetches(rig)
+
+
+def test_of_a_host_blocks_behind_its_last_whole_bundle_come_too() -> None:
+    rig, chain = with_hosts(), hashes("a", 3 * SIZE)
+    call = rig.acquire(chain)
+    assert searches(rig)[0].blocks == chain
+    first, tail = hosts_have(rig, SIZE + 5)
+    assert (first.bundle.names, tail.bundle.names) == (chain[:SIZE], chain[SIZE : SIZE + 5])
+    assert (tail.bundle.position, tail.bundle.parent_hash) == (SIZE, chain[SIZE - 1])
+    for fetch in (first, tail):
+        for group in (0, 1):
+            land(rig, fetch, group)
+    assert (rig.answer(call).num_blocks, rig.answer(call).last) == (SIZE + 5, True)
+
+
+def test_of_a_host_a_chain_shorter_than_a_bundle_comes() -> None:
+    rig, chain = with_hosts(), hashes("a", 7)
+    rig.put(chain[:2])
+    call = rig.acquire(chain)
+    search = searches(rig)[0]
+    assert (search.names, search.blocks, search.num_here) == ([], chain[2:], 2)
+    (fetch,) = hosts_have(rig, 6)
+    assert fetch.bundle.names == chain[:6]
+    assert [item.source for item in fetch.batches[0][1]] == [2, 3, 4, 5]
+    for group in (0, 1):
+        land(rig, fetch, group)
+    assert rig.answer(call).num_blocks == 6
+
+
+def test_what_no_host_has_is_asked_for_again_at_once() -> None:
+    rig, chain = with_hosts(), hashes("a", SIZE)
+    for _ in range(2):
+        call = rig.acquire(chain)
+        assert hosts_have(rig, 0) == []
+        assert rig.answer(call).last
+
+
+def test_what_only_hosts_have_is_still_to_be_stored() -> None:
+    rig, chain = Rig(num_extents=16), hashes("a", SIZE)
+    rig.do(ev.SourceChanged(True, has_hosts=True))
+    rig.acquire(chain)
+    assert len(hosts_have(rig, SIZE)) == 1
+    index, namespace = rig.planner.source_index, next(iter(rig.planner.catalog.namespaces))
+    assert index.is_present(namespace, chain[-1])
+    assert not index.is_stored(namespace, chain[-1])
+
+
+def test_for_another_host_nothing_is_fetched() -> None:
+    rig, chain = with_hosts(), hashes("a", SIZE)
+    call = rig.acquire(chain, is_local=True)
+    assert not searches(rig)
+    assert rig.answer(call).last
+
+
 def test_without_a_source_nothing_is_asked() -> None:
     rig, chain = Rig(num_extents=16), hashes("a", SIZE)
     assert rig.answer(rig.acquire(chain)).last

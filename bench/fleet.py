@@ -1,0 +1,250 @@
+"""`python -m bench.fleet [--rounds N]`: prompts out of another host's memory, beside sockets and streams.
+
+Two daemons on loopback; the far one holds the prompts (1,024 tokens of Llama 3 8B, 128 MiB), the near one
+reads each once, which fetches it, and once more from its own memory. In turns with that:
+
+    sockets   4 connections, `sendfile` out of a memfd, `recv_into` another one, xxh3-128 of what arrived
+    streams   the same prompt read from the far daemon over gRPC, without compression
+
+A fetch has tickets, landing, index entries and replies of which the sockets have nothing. Processor time is
+of both ends. Every byte is compared. Last, a read of what no host has, beside a daemon that knows no other.
+"""
+
+import argparse
+import hashlib
+import mmap
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from kvtier.clients import Client, Geometry, NamespaceIdentity
+
+from .machine import describe
+
+GEOMETRY = Geometry(
+    num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=16, dtype="bfloat16", layers_per_group=8
+)
+IDENTITY = NamespaceIdentity(hashlib.sha256(b"bench.fleet").digest(), GEOMETRY)
+NUM_BLOCKS, NUM_SOCKETS = 64, 4
+PROMPT_BYTES = NUM_BLOCKS * GEOMETRY.block_bytes
+CHUNK_BYTES = 512 << 10
+NUM_MISSES, MISS_BLOCKS = 200, 64
+START_S = 60.0
+
+
+class Timed:
+    """Seconds of rounds, and processor seconds of the processes that took part."""
+
+    def __init__(self, *processes: int) -> None:
+        self._processes = processes
+        self.took: list[float] = []
+        self.processor_s = 0.0
+
+    def round(self, task: Callable[[], object]) -> None:
+        """Time one round."""
+        before, began = self._used(), time.perf_counter()
+        task()
+        self.took.append(time.perf_counter() - began)
+        self.processor_s += self._used() - before
+
+    def _used(self) -> float:
+        own = time.process_time()
+        fields = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in self._processes]
+        return own + sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+    def line(self, name: str) -> str:
+        """Return speed and processor time as a line of the report."""
+        median, gb = statistics.median(self.took), PROMPT_BYTES / 1e9
+        cost = self.processor_s / len(self.took) / gb
+        return f"{name:34}{gb / median:6.2f} GB/s  best {gb / min(self.took):6.2f}  {cost:5.2f} CPU s/GB"
+
+
+def names_of(prompt: int, num_blocks: int = NUM_BLOCKS) -> list[bytes]:
+    return [hashlib.sha256(f"{prompt}/{number}".encode()).digest() for number in range(num_blocks)]
+
+
+def data_of(prompt: int) -> Any:
+    return np.random.default_rng(prompt).integers(0, 256, PROMPT_BYTES, np.uint8)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def daemon(folder: Path, port: int, hosts: list[int], gib: int) -> Iterator[tuple[str, int]]:
+    """Run a daemon; yields the path of its socket, and the process that serves."""
+    folder.mkdir()
+    path = f"{folder}/kvtier.sock"
+    known = ", ".join(f"127.0.0.1:{one}" for one in hosts)
+    values = {
+        "access.insecure": "true",
+        "compression.codec": "identity",
+        "limits.max_pinned": "90%",
+        "observe.http": "off",
+        "peers.hosts": f"[{known}]",
+        "tiers.dram.capacity": f"{gib}GiB",
+    }
+    words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "kvtier", "serve", "--listen", f"unix://{path}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--listen", f"127.0.0.1:{port}", *words], stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        ends_at = time.monotonic() + START_S
+        while "memory in place" not in (folder / "log").read_text():
+            if process.poll() is not None or time.monotonic() > ends_at:
+                raise SystemExit((folder / "log").read_text())
+            threading.Event().wait(0.05)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield f"unix://{path}", int(children[0])
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def hold() -> None:
+    """In another process: send a part of a memfd for each byte that comes over a connection."""
+    memory = os.memfd_create("bare")
+    os.write(memory, bytes(PROMPT_BYTES))
+    part = PROMPT_BYTES // NUM_SOCKETS
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+
+        def serve(connection: socket.socket, start: int) -> None:
+            while connection.recv(1):
+                sent = start
+                while sent < start + part:
+                    sent += os.sendfile(connection.fileno(), memory, sent, start + part - sent)
+
+        accepted = [listener.accept()[0] for _ in range(NUM_SOCKETS)]
+        threads = [
+            threading.Thread(target=serve, args=(one, number * part)) for number, one in enumerate(accepted)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+class BareSockets:
+    """The fetcher's end of bare sockets."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", "from bench.fleet import hold; hold()"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        port = int(self.process.stdout.readline())
+        self._connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(NUM_SOCKETS)]
+        memory = os.memfd_create("landing")
+        os.truncate(memory, PROMPT_BYTES)
+        self._view = memoryview(mmap.mmap(memory, PROMPT_BYTES))
+
+    def fetch(self) -> None:
+        """Read a prompt over all connections."""
+        part = PROMPT_BYTES // NUM_SOCKETS
+
+        def read(number: int) -> None:
+            connection = self._connections[number]
+            connection.sendall(b"x")
+            for start in range(number * part, (number + 1) * part, CHUNK_BYTES):
+                into = self._view[start : start + CHUNK_BYTES]
+                connection.recv_into(into, CHUNK_BYTES, socket.MSG_WAITALL)
+                xxhash.xxh3_128_digest(into)
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(NUM_SOCKETS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self.process.wait()
+
+
+def misses(client: Client, first: int) -> float:
+    """Return the median seconds of reads of what is nowhere."""
+    namespace, took = client.register(IDENTITY), []
+    for number in range(NUM_MISSES):
+        names = names_of(first + number, MISS_BLOCKS)
+        began = time.perf_counter()
+        client.get(namespace, names)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.fleet")
+    parser.add_argument("--rounds", type=int, default=6, help="prompts that are fetched")
+    num_rounds = parser.parse_args().rounds
+    print("\n".join(f"{label:9}{value}" for label, value in describe({}).items()))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-fleet")))
+        ports, gib = [free_port() for _ in range(3)], max(1, -(-num_rounds * PROMPT_BYTES * 3 // 2 >> 30))
+        near, far, alone = (
+            stack.enter_context(daemon(folder / name, port, hosts, size))
+            for name, port, hosts, size in (
+                ("near", ports[0], ports[:2], gib),
+                ("far", ports[1], ports[:2], gib),
+                ("alone", ports[2], [], 1),
+            )
+        )
+        here, there, lone = (stack.enter_context(Client(one[0])) for one in (near, far, alone))
+        remote = stack.enter_context(Client(f"127.0.0.1:{ports[1]}"))
+        namespaces = [one.register(IDENTITY) for one in (here, there, remote)]
+        for prompt in range(num_rounds + 1):
+            assert there.put(namespaces[1], names_of(prompt), data_of(prompt)).complete
+        into = np.ones(PROMPT_BYTES, np.uint8)
+        ends_at = time.monotonic() + START_S
+        while here.get(namespaces[0], names_of(num_rounds), into=into).num_blocks != NUM_BLOCKS:
+            assert time.monotonic() < ends_at, "the hosts did not find each other"
+        bare = BareSockets()
+        stack.callback(bare.close)
+        fetched, local = Timed(near[1], far[1]), Timed(near[1], far[1])
+        sockets, streams = Timed(bare.process.pid), Timed(far[1])
+        bare.fetch()
+        for prompt in range(num_rounds):
+            sockets.round(bare.fetch)
+            for timed, client, number in ((fetched, here, 0), (local, here, 0), (streams, remote, 2)):
+                into[:] = 1
+
+                def read(client: Client = client, number: int = number, prompt: int = prompt) -> None:
+                    got = client.get(namespaces[number], names_of(prompt), into=into)
+                    assert got.num_blocks == NUM_BLOCKS
+
+                timed.round(read)
+                assert (into == data_of(prompt)).all(), "wrong bytes"
+        # What the caller copies out of memory is no part of the fetch.
+        copies = statistics.median(local.took)
+        fetched.took = [one - copies for one in fetched.took]
+        fetched.processor_s -= local.processor_s
+        print(fetched.line("fetched from the other host"))
+        print(sockets.line("4 bare sockets, checksum"))
+        print(streams.line("gRPC streams"))
+        of = {name: statistics.median(one.took) for name, one in (("b", sockets), ("s", streams))}
+        median = statistics.median(fetched.took)
+        print(f"beside bare sockets {of['b'] / median:.2f} x, beside gRPC streams {of['s'] / median:.2f} x")
+        beside, apart = misses(here, 1000), misses(lone, 1000)
+        print(f"a read of what is nowhere: {beside * 1e3:.3f} ms beside a host, {apart * 1e3:.3f} ms alone")
+
+
+if __name__ == "__main__":
+    main()
