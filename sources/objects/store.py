@@ -8,7 +8,9 @@ Names of objects are derived from their content, so an object is created once an
 obstore is imported when a store is opened: it takes a tenth of a second, and few processes need it.
 """
 
+import asyncio
 import os
+import threading
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,6 +63,9 @@ class ObjectStore:
         self.usage = StoreUsage()
         self._limits = limits or StoreLimits()
         self._store = _open(address, endpoint, self._limits)
+        self._lock = threading.Lock()
+        self._creating: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+        self._is_abandoned = False
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.address!r})"
@@ -103,15 +108,16 @@ class ObjectStore:
 
     def create(self, key: str, payload: Buffer) -> bool:
         """Store an object; return False, and leave it as it is, when there is one of that name.
-        `payload` is borrowed, and must not change before this returns."""
-        from obstore import put
+        `payload` is borrowed, and must not change before this returns. `abandon` ends it."""
         from obstore.exceptions import AlreadyExistsError
 
         for _ in range(2):
             try:
                 with self._request("put") as request:
                     try:
-                        put(self._store, key, payload, mode="create", use_multipart=False)
+                        asyncio.run(self._put(key, payload))
+                    except asyncio.CancelledError:
+                        raise StoreError(StoreProblem.FAILED, f"{key}: given up") from None
                     except AlreadyExistsError as error:
                         is_in_doubt = status_of(error) == "409"  # another one is under way, or was
                         request.outcome = "exists"
@@ -123,6 +129,29 @@ class ObjectStore:
             if not is_in_doubt or self.size(key) is not None:
                 return False
         raise StoreError(StoreProblem.BUSY, f"{key}: another create of it is under way")
+
+    async def _put(self, key: str, payload: Buffer) -> None:
+        """Store an object in a loop of its own, because a blocking put cannot be ended."""
+        from obstore import put_async
+
+        task = asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            if self._is_abandoned:
+                raise asyncio.CancelledError
+            self._creating[task] = asyncio.get_running_loop()
+        try:
+            await put_async(self._store, key, payload, mode="create", use_multipart=False)
+        finally:
+            with self._lock:
+                del self._creating[task]
+
+    def abandon(self) -> None:
+        """End every `create` that is under way with a StoreError, and those that come."""
+        with self._lock:
+            self._is_abandoned = True
+            for task, loop in self._creating.items():
+                loop.call_soon_threadsafe(task.cancel)
 
     def read(self, key: str, parts: Sequence[tuple[int, Buffer]]) -> bool:
         """Fill each buffer of `parts` with bytes of an object from an offset on; False when there is none.
