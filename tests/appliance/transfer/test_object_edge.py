@@ -422,7 +422,8 @@ def test_a_payload_that_decodes_to_more_than_it_says_is_a_miss(tmp_path: Path) -
         one = StoredFragment(memoryview(bomb[:length]), length, bytes(16), codec_named("zstd").codec_id)
         bundle = write_bundle(chain, GEOMETRY.num_groups, [one] * GEOMETRY.num_groups * len(NAMES))
         epoch = Epochs(EPOCH_DAYS).present(time.time())
-        host.store.create(str(bundle_key(epoch, "", IDENTITY.digest, NAMES[-1])), bundle.data)
+        key = str(bundle_key(epoch, "", IDENTITY.digest, NAMES[-1]))
+        await asyncio.to_thread(host.store.create, key, bundle.data)
         host.edge.execute(host.fetch())
         await host.last(CopyFinished, 2)
         assert host.causes() == {10: {Cause.WRONG_CHECKSUM}, 11: {Cause.WRONG_CHECKSUM}}
