@@ -4,7 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import click
 from rich.table import Table
@@ -16,7 +16,7 @@ from ...sources.objects.keys import BUNDLES, Epochs, bundle_key, bundle_names
 from ...sources.objects.layout import BundleError, BundleHead
 from ...sources.objects.lifecycle import rules
 from ...sources.objects.probe import StoreProbe
-from ...sources.objects.store import ObjectStore
+from ...sources.objects.store import ObjectInfo, ObjectStore
 from ...tiers.base import CopyError
 from ...tiers.block import HASH_BYTES
 from ..config.tenants import domain_named
@@ -26,6 +26,8 @@ from .objects_expire import expire
 from .objects_target import epoch_option, opened, store_arguments
 from .output import console, print_json
 from .target import Failed, json_option
+
+MAX_LISTED: Final = 10_000  # damaged bundles: names in a store may be planted
 
 
 @click.group()
@@ -166,16 +168,19 @@ def described(head: BundleHead) -> dict[str, Any]:
 @click.option(
     "--under", default=BUNDLES, show_default=True, metavar="PREFIX", help="Only keys in this folder."
 )
+@click.option("--delete-bad", is_flag=True, help="Delete what is damaged, after reading it twice.")
 @json_option
-def verify(store: str, endpoint: str, under: str, as_json: bool) -> None:
+def verify(store: str, endpoint: str, under: str, delete_bad: bool, as_json: bool) -> None:
     """Read every bundle and compare every byte with its hashes; list those that are damaged.
 
-    Neither a key nor a codec is needed. Exit code 1 when anything is damaged: a host that reads it computes
-    instead, until it is deleted and stored again. What is deleted meanwhile is left out.
+    Neither a key nor a codec is needed. Exit code 1 when anything is damaged and not deleted: a host that
+    reads it computes instead. What is deleted is stored again when it is used; objects are never overwritten.
+    At most 10,000 damaged ones are listed. What is deleted meanwhile is left out.
 
     \b
     Example:
       kvtier objects verify s3://kv/prod
+      kvtier objects verify s3://kv/prod --delete-bad
       kvtier objects verify s3://kv/prod --under v1/b/20261123/
     """
     if not under.startswith(BUNDLES) or not under.endswith("/"):
@@ -183,27 +188,40 @@ def verify(store: str, endpoint: str, under: str, as_json: bool) -> None:
             f"--under {under!r} is no folder of bundles; write {BUNDLES}… with a / at its end"
         )
     damaged: dict[str, str] = {}
-    num_bundles = num_bytes = 0
+    num_bundles = num_bytes = num_damaged = 0
     with opened(store, endpoint) as there:
         for one in there.objects(under):
             try:
-                verify_object(there, one.key, one.num_bytes)
+                why = _damage_of(there, one)
+                if why and delete_bad and (why := _damage_of(there, one)):
+                    there.delete([one.key])
             except FileNotFoundError:
                 continue
-            except (BundleError, CopyError) as error:
-                damaged[one.key] = str(error)
             num_bundles += 1
             num_bytes += one.num_bytes
+            num_damaged += bool(why)
+            if why and len(damaged) < MAX_LISTED:
+                damaged[one.key] = why
     if as_json:
-        print_json({"num_bundles": num_bundles, "bytes": num_bytes, "damaged": damaged})
+        found = {"num_bundles": num_bundles, "bytes": num_bytes, "num_damaged": num_damaged}
+        print_json({**found, "are_deleted": delete_bad, "damaged": damaged})
     else:
         for key, why in sorted(damaged.items()):
             console().print(f"{key}  {why}", markup=False, soft_wrap=True)
-        console().print(f"{count(num_bundles, 'bundle')}, {about_bytes(num_bytes)}: {len(damaged):,} damaged")
-    if damaged:
-        raise Failed(
-            f"{count(len(damaged), 'bundle')} damaged; delete them, and they are stored again when used"
-        )
+        state = "damaged and deleted" if delete_bad else "damaged"
+        console().print(f"{count(num_bundles, 'bundle')}, {about_bytes(num_bytes)}: {num_damaged:,} {state}")
+    if num_damaged and not delete_bad:
+        fix = "delete them (--delete-bad), and they are stored again when used"
+        raise Failed(f"{count(num_damaged, 'bundle')} damaged; {fix}")
+
+
+def _damage_of(store: ObjectStore, one: ObjectInfo) -> str:
+    """Return what is wrong with a bundle; empty when nothing is. Raises FileNotFoundError."""
+    try:
+        verify_object(store, one.key, one.num_bytes)
+    except (BundleError, CopyError) as error:
+        return str(error)
+    return ""
 
 
 @objects.command()

@@ -8,9 +8,11 @@
 Fragments are encoded on their way out where a codec pays, by an exact one: other hosts get what was put.
 With keys of a fleet every fragment is encrypted, names are hidden, and nothing that is plain is believed.
 Whatever is wrong with an object, it is a miss, with a cause. What was found in which epoch is remembered, so
-that the fetch after a search asks once.
+that the fetch after a search asks once. Objects are never overwritten, so one that was wrong twice is not
+asked for any more, nor copied on: its bundle is read from another epoch, and stored again in the next one.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -24,9 +26,10 @@ from ...sources.objects.bundle import (
     read_fragment,
     write_bundle,
 )
-from ...sources.objects.finding import gallop
+from ...sources.objects.finding import MissingNames, gallop
 from ...sources.objects.fleet_keys import FleetKeys
-from ...sources.objects.keys import BundleKey, Epochs, bundle_key
+from ...sources.objects.inventory import read_head
+from ...sources.objects.keys import NUM_ALIVE, BundleKey, Epochs, bundle_key
 from ...sources.objects.layout import (
     BundleChain,
     BundleError,
@@ -49,6 +52,17 @@ from ..core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchB
 #: The exact codec of each layer group of a namespace; None: as they are. Called in threads.
 ExportCodecs: TypeAlias = Callable[[NamespaceIdentity], Sequence[Codec | None]]
 MAX_EPOCHS_REMEMBERED: Final = 65_536
+DAMAGE_REMEMBERED_S: Final = NUM_ALIVE * 86_400.0  # as long as an object of one day's epoch is read
+#: What an object is to blame for, and nothing on the way to it.
+OF_OBJECTS: Final = frozenset(
+    {
+        Cause.WRONG_CHECKSUM,
+        Cause.WRONG_IDENTITY,
+        Cause.SHORT_TRANSFER,
+        Cause.UNREADABLE,
+        Cause.NOT_AUTHENTIC,
+    }
+)
 
 
 class Stop(Exception):
@@ -99,6 +113,8 @@ class BundleTransfer:
         self._check = check
         self._used_memory: list[Any] = []  # of former exports, (n,) uint8: as many as ran at a time
         self._epoch_of: dict[tuple[bytes, bytes], str] = {}  # bundles that were found
+        self._damage_lock = threading.Lock()
+        self._was_wrong, self._is_damaged = (MissingNames(DAMAGE_REMEMBERED_S) for _ in range(2))  # keys
 
     def search(self, search: SearchBundles) -> ChainFound:
         """Return how far a chain goes on in the store."""
@@ -156,7 +172,15 @@ class BundleTransfer:
         known = self._epoch_of.get((identity.digest, name), likely)
         if known in epochs:
             epochs.sort(key=lambda epoch: epoch != known)
-        return [self._key(identity, name, epoch) for epoch in epochs]
+        keys = [self._key(identity, name, epoch) for epoch in epochs]
+        with self._damage_lock:
+            return [key for key in keys if not self._is_damaged.has(str(key), self._now_s())]
+
+    def _was_found_wrong(self, key: str) -> None:
+        """Remember an object that is not what its name says: once may be chance, on the way or in memory."""
+        with self._damage_lock:
+            is_second = self._was_wrong.has(key, now := self._now_s())
+            (self._is_damaged if is_second else self._was_wrong).add(key, now)
 
     def _key(self, identity: NamespaceIdentity, name: bytes, epoch: str) -> BundleKey:
         """Return the key of a bundle in one epoch. Raises CopyError: NO_KEY."""
@@ -190,21 +214,41 @@ class BundleTransfer:
 
         for key in self._keys(fetch.bundle.identity, fetch.bundle.names[-1]):
             check()
-            reader = _Reader(self._store.stream(str(key), 0, most), 0, check)
-            received = reader.take(length)
-            if received:
+            try:
+                reader = _Reader(self._store.stream(str(key), 0, most), 0, check)
+                if not (received := reader.take(length)):
+                    continue
                 head = unpack_head(received)
                 head.require(chain, geometry)
                 if not is_whole:
                     start = head.span(items[0].label.group, items[0].source)[0]
                     end = head.span(items[-1].label.group, items[-1].source)[1]
                     reader = _Reader(self._store.stream(str(key), start, end), start, check)
-                memory = self._memory(fetch.target)
-                for copy_number, batch in fetch.batches:
-                    check()
-                    landed(copy_number, [self._read_one(reader, head, item, memory) for item in batch])
-                return reader.num_received + (0 if is_whole else length)
+                causes = self._read_payloads(reader, head, fetch, landed)
+            except (BundleError, CopyError) as failure:
+                if cause_of(failure) in OF_OBJECTS:
+                    self._was_found_wrong(str(key))
+                raise
+            if causes & OF_OBJECTS:
+                self._was_found_wrong(str(key))
+            return reader.num_received + (0 if is_whole else length)
         raise CopyError(Cause.SOURCE_GONE, "no epoch has it")
+
+    def _read_payloads(
+        self,
+        reader: "_Reader",
+        head: BundleHead,
+        fetch: FetchBundle,
+        landed: Callable[[int, list[CopyOutcome]], None],
+    ) -> set[Cause | None]:
+        """Read and report all batches; return how their fragments ended."""
+        memory, causes = self._memory(fetch.target), set()
+        for copy_number, batch in fetch.batches:
+            self._check(fetch.deadline_at)
+            outcomes = [self._read_one(reader, head, item, memory) for item in batch]
+            causes.update(one.cause for one in outcomes)
+            landed(copy_number, outcomes)
+        return causes
 
     def _read_one(
         self, reader: "_Reader", head: BundleHead, item: CopyItem, memory: MemoryEngine
@@ -238,8 +282,14 @@ class BundleTransfer:
             self._encryption.keys.refresh()
             self._encryption.keys.key_for_writing(tenant_of(identity.domain))
         present = self._key(identity, name, self._epochs.present(self._now_s()))
+        with self._damage_lock:
+            if self._is_damaged.has(str(present), self._now_s()):
+                raise CopyError(Cause.WRONG_IDENTITY, "its name is taken by an object that is damaged")
         found = self._where(identity, name)
-        if found == present or (found is not None and self._copied(found, present)):
+        if found == present:
+            return 0
+        if found is not None and self._copied(found, present):
+            self._epoch_of[identity.digest, name] = present.epoch
             return 0
         chain = self._chain(export.bundle)
         codecs = self._codecs(identity) if self._codecs is not None else ()
@@ -251,11 +301,20 @@ class BundleTransfer:
             memory = self._used_memory.pop()
         payload = write_bundle(chain, identity.geometry.num_groups, fragments, memory)
         is_new = self._store.create(str(present), payload.data)
+        self._epoch_of[identity.digest, name] = present.epoch
         self._used_memory.append(payload.base)  # not after an error: a request may still be sending it
         return len(payload) if is_new else 0
 
     def _copied(self, source: BundleKey, target: BundleKey) -> bool:
-        """Return whether the store copied an object; False as well where it copies none."""
+        """Return whether the store copied an object; False as well where it copies none, and for one that
+        is no bundle of this name: its head is read, its payloads are not."""
+        try:
+            if (num_bytes := self._store.size(str(source))) is None:
+                return False
+            read_head(self._store, str(source), num_bytes)
+        except (BundleError, FileNotFoundError):
+            self._was_found_wrong(str(source))
+            return False
         try:
             return self._store.copy(str(source), str(target))
         except StoreError as failure:

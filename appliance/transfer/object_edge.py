@@ -155,7 +155,7 @@ class ObjectEdge:
         await self._export_ended.wait()
 
     async def stop(self) -> None:
-        """Wait for the threads, which read and store nothing more; what is queued does not begin. Idempotent."""
+        """Wait for the threads, which read and store no more; what is queued does not begin. Idempotent."""
         self._is_stopping = True
         for timer in (self._timer, self._key_timer):
             if timer is not None:

@@ -96,6 +96,11 @@ def test_every_byte_is_verified(tmp_path: Path) -> None:
     damaged.write_bytes(data[:-5])
     assert "announced" in run("verify", f"file://{tmp_path}").stdout
     assert run("verify", f"file://{tmp_path}", "--under", f"v1/b/{OLD}/").exit_code == 0
+    assert damaged.exists()
+    deleted = run("verify", f"file://{tmp_path}", "--delete-bad")
+    assert (deleted.exit_code, deleted.stderr) == (0, "")
+    assert "1 damaged and deleted" in deleted.stdout
+    assert [(tmp_path / key).exists() for key in keys] == [True, False, True]
 
 
 def test_a_bundle_under_a_name_of_another_is_damaged(tmp_path: Path) -> None:
