@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: chaos scorecard demo demo-store test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: chaos scorecard demo demo-store test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -38,13 +38,17 @@ demo: $(VENV)/.ready-demo
 demo-store: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo_store $(STORE)
 
+# Ceph's gateway is killed, stopped, filled and lied about: minutes, and it has to be installed (tests/sources/objects/gateway.py).
+test-gateway: $(VENV)/.ready
+	KVTIER_GATEWAY_FAULTS=1 $(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),tests/gateway)
+
 # Two workers, each with whole files and ports of its own (tests/ports.py); ARGS=... takes the place of that.
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
 # Everything there is, one after the other; goes on after a failure. As root, with the tools that `make test-web` and
 # `make test-image` need; BASE=... as for `make image`.
-EVERYTHING := check test test-vllm test-lmcache test-dynamo test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
+EVERYTHING := check test test-vllm test-lmcache test-dynamo test-gateway test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
 test-all:
 	$(MAKE) --no-print-directory --keep-going $(EVERYTHING)
 

@@ -11,8 +11,10 @@ import hmac
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 import uuid
@@ -64,6 +66,7 @@ class Gateway(NamedTuple):
     endpoint: str
     key: str
     secret: str
+    cluster: "Cluster | None" = None  # None: one that runs elsewhere
 
     def environment(self) -> dict[str, str]:
         """Return what tells a client of it."""
@@ -137,10 +140,10 @@ def gateway(folder: Path, more: str = "") -> Iterator[Gateway]:
         cluster.stop()
 
 
-def _started(folder: Path, more: str) -> tuple["_Cluster", Gateway]:
+def _started(folder: Path, more: str) -> tuple["Cluster", Gateway]:
     """Start a cluster; two that start at the same time may take each other's ports, so it is tried again."""
     for attempt in itertools.count():
-        cluster = _Cluster(folder / str(attempt), more)
+        cluster = Cluster(folder / str(attempt), more)
         try:
             return cluster, cluster.start()
         except AssertionError:
@@ -150,11 +153,14 @@ def _started(folder: Path, more: str) -> tuple["_Cluster", Gateway]:
     raise AssertionError("unreachable")
 
 
-class _Cluster:
+class Cluster:
+    """Ceph's daemons, in a folder."""
+
     def __init__(self, folder: Path, more: str) -> None:
         self.folder, self.more = folder, more
         self.port, self.monitor = free_port(), free_port()
         self.processes: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()  # of the gateway's process
 
     def start(self) -> Gateway:
         """Start the four daemons, each when the one before it answers."""
@@ -180,7 +186,29 @@ class _Cluster:
         self._wait("the gateway", self._answers)
         user = ("--uid=kv", "--display-name=kv", "--access-key=key", "--secret-key=secret")
         self._run("radosgw-admin", "-c", "ceph.conf", "user", "create", *user)
-        return Gateway(f"http://127.0.0.1:{self.port}", "key", "secret")
+        return Gateway(f"http://127.0.0.1:{self.port}", "key", "secret", self)
+
+    def kill_gateway(self) -> None:
+        """End the gateway at once, with whatever it is doing; the disk daemon goes on."""
+        with self._lock:
+            self.processes[-1].kill()
+            self.processes[-1].wait()
+
+    def start_gateway(self) -> None:
+        """Start the gateway again, and wait until it answers."""
+        with self._lock:  # another thread may be waiting for the one that it killed
+            if self.processes[-1].poll() is not None:
+                self.processes.pop()
+                self._begin("radosgw", "-n", "client.rgw")
+        self._wait("the gateway", self._answers)
+
+    def signal_gateway(self, which: signal.Signals) -> None:
+        """Send the gateway a signal."""
+        self.processes[-1].send_signal(which)
+
+    def admin(self, *words: str) -> None:
+        """Run radosgw-admin."""
+        self._run("radosgw-admin", "-c", "ceph.conf", *words)
 
     def stop(self) -> None:
         """End the daemons and remove what they stored."""

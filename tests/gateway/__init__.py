@@ -1,0 +1,1 @@
+"""Faults of a real object store: `make test-gateway`."""
