@@ -242,7 +242,8 @@ class BundleTransfer:
         landed: Callable[[int, list[CopyOutcome]], None],
     ) -> set[Cause | None]:
         """Read and report all batches; return how their fragments ended."""
-        memory, causes = self._memory(fetch.target), set()
+        memory = self._memory(fetch.target)
+        causes: set[Cause | None] = set()
         for copy_number, batch in fetch.batches:
             self._check(fetch.deadline_at)
             outcomes = [self._read_one(reader, head, item, memory) for item in batch]
