@@ -49,7 +49,8 @@ class FleetHost:
         self.problem = ""  # why it is not live
         self.inventory = HostInventory()
         self.load = pb.HostLoad()
-        self.num_fetches = 0  # under way
+        self.num_fetches = 0  # under way, and waiting for their turn
+        self.turns = asyncio.Semaphore(MAX_FETCHES)
         self.pause_until = 0.0
         self.bytes_per_s = 0.0  # of the latest fetches; 0: there was none
         self.counters: Counter[str] = Counter()
@@ -64,7 +65,7 @@ class FleetHost:
 
     def may_fetch(self, now: float) -> bool:
         """Return whether it may be asked for blocks now."""
-        return self.is_live and now >= self.pause_until and self.num_fetches < MAX_FETCHES
+        return self.is_live and now >= self.pause_until
 
     def pause(self, until: float) -> None:
         """Do not ask for blocks for a while."""
@@ -151,7 +152,7 @@ class Hosts:
 
     def best(self, digest: bytes, names: Sequence[bytes], now: float) -> int:
         """Return how many of `names`, from the first one on, one host says it holds."""
-        asked = [host for host in self.by_address.values() if host.is_live and now >= host.pause_until]
+        asked = [host for host in self.by_address.values() if host.may_fetch(now)]
         return max((host.inventory.prefix(digest, names) for host in asked), default=0)
 
     def holders(self, digest: bytes, names: Sequence[bytes], now: float) -> list[FleetHost]:

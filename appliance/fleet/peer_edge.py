@@ -176,7 +176,9 @@ class PeerEdge:
                 break
             tried.append(host := holders[0])
             share = FIRST_SHARE if len(holders) > 1 or self._has_stored(work) else 1.0
-            cause = await self._from_host(host, work, left, first, now + share * (work.deadline_at - now))
+            cause = await self._in_turn(host, work, left, first, now + share * (work.deadline_at - now))
+        if left and self._clock() >= work.deadline_at:
+            cause = Cause.CANCELLED
         if left and self._has_stored(work) and self.store is not None and self._clock() < work.deadline_at:
             self.counters["fetches_left_to_store"] += bool(tried)
             self.store.execute(replace(work, batches=list(left.items())))
@@ -189,6 +191,30 @@ class PeerEdge:
         size = blocks_per_bundle(work.bundle.identity.geometry)
         return self._is_store_open and len(work.bundle.names) == size
 
+    async def _in_turn(
+        self,
+        host: FleetHost,
+        work: FetchBundle,
+        left: dict[int, Sequence[CopyItem]],
+        first: int,
+        deadline_at: float,
+    ) -> Cause:
+        """Wait until fewer fetches from a host are under way, then fetch from it what is `left`."""
+        host.num_fetches += 1
+        try:
+            async with asyncio.timeout(max(0.0, deadline_at - self._clock())):
+                await host.turns.acquire()
+        except TimeoutError:
+            host.num_fetches -= 1
+            return Cause.CANCELLED
+        try:
+            if not host.may_fetch(self._clock()):  # it failed meanwhile
+                return Cause.SOURCE_GONE
+            return await self._from_host(host, work, left, first, deadline_at)
+        finally:
+            host.turns.release()
+            host.num_fetches -= 1
+
     async def _from_host(
         self,
         host: FleetHost,
@@ -199,7 +225,6 @@ class PeerEdge:
     ) -> Cause:
         """Fetch from one host what is `left`, which gets less as batches land. Returns why some is."""
         began_at, cause, words = self._clock(), Cause.SOURCE_GONE, ""
-        host.num_fetches += 1
         try:
             ticket = await self._ticket(host, work, first, deadline_at - began_at)
             num_bytes = await self._loop.run_in_executor(
@@ -219,8 +244,6 @@ class PeerEdge:
         except (OSError, ConnectionLost) as failure:
             outcome, cause, words = "broken", Cause.SHORT_TRANSFER, str(failure)
             host.pause(self._clock() + PAUSE_S)
-        finally:
-            host.num_fetches -= 1
         self.counters[f"fetches_{outcome}"] += 1
         if outcome != "arrived":
             host.counters[outcome] += 1

@@ -23,7 +23,7 @@ GEOMETRY = Geometry(
     num_layers=8, num_kv_heads=8, head_dim=64, block_tokens=64, dtype="float16", layers_per_group=4
 )
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"fleet").digest(), GEOMETRY)
-CHAIN_BLOCKS = 14  # the last two are no whole bundle
+CHAIN_BLOCKS = 30  # more bundles than are fetched at a time; the last two blocks are no whole one
 DEADLINE_S = 120.0
 
 

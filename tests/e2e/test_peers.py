@@ -1,15 +1,22 @@
 """Hosts that fetch from each other: what one computed another reads from its memory, the same bytes."""
 
 import os
+import socket
+import ssl
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
+from typing import Any
 
+import grpc
 import pytest
 
+from kvtier.appliance.errors import DETAIL_KEY
 from kvtier.clients import NamespaceIdentity
+from kvtier.v1 import peer_pb2, types_pb2
+from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
-from ..security.certificates import Authority
-from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, fleet, until
+from ..security.certificates import Authority, Pair
+from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, Host, fleet, until
 
 
 def test_a_prompt_of_one_host_is_read_by_another_from_its_memory(tmp_path: Path) -> None:
@@ -29,7 +36,45 @@ def test_with_certificates_bytes_and_tickets_go_over_tls(tmp_path: Path) -> None
         first.put(1)
         until(lambda: second.read(1) == CHAIN_BLOCKS)
         assert second.counter("peer_fetches_arrived") > 0
+        for names, answer in ((["dns:rt.example"], "NOT_A_HOST"), (["dns:hosts.fleet"], "NOTHING_THERE")):
+            assert refusal_of(first.address, authority, authority.sign(*names)) == answer
+        with pytest.raises(ssl.SSLError):
+            read_without_a_certificate(data_port_of(first), authority)
         assert [host.daemon.stop() for host in (first, second)] == [0, 0]
+
+
+def read_without_a_certificate(port: int, authority: Authority) -> bytes:
+    """Return the first byte of a data connection."""
+    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    connection = socket.create_connection(("127.0.0.1", port), 60)
+    with connection, context.wrap_socket(connection, server_hostname="hosts.fleet") as encrypted:
+        return encrypted.recv(1)
+
+
+def refusal_of(address: str, authority: Authority, pair: Pair) -> str:
+    """Return why a caller with this certificate gets no ticket."""
+    credentials = grpc.ssl_channel_credentials(authority.certificate, pair.key, pair.certificate)
+    options = [("grpc.ssl_target_name_override", "hosts.fleet")]
+    with grpc.secure_channel(address, credentials, options) as channel:
+        request = peer_pb2.FetchBlocksRequest(epoch=1, prefix_hashes=bytes(32))
+        with pytest.raises(grpc.RpcError) as failed:
+            PeerServiceStub(channel).FetchBlocks(request, timeout=60)
+    beside: Any = failed.value.trailing_metadata()
+    return types_pb2.ErrorDetail.FromString(dict(beside)[DETAIL_KEY]).reason
+
+
+def data_port_of(host: Host) -> int:
+    """Return the port on which a host listens beside that of gRPC."""
+    sockets = {name for name in host.daemon.open_files() if name.startswith("socket:")}
+    own = [line.split() for line in listening() if f"socket:[{line.split()[9]}]" in sockets]
+    ports = {int(fields[1].rpartition(":")[2], 16) for fields in own}
+    (port,) = ports - {int(host.address.rpartition(":")[2])}
+    return port
+
+
+def listening() -> list[str]:
+    """Return the lines of the kernel's table of sockets that listen."""
+    return [line for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"]
 
 
 def write_host_files(folder: Path, authority: Authority, name: str = "hosts.fleet") -> str:
