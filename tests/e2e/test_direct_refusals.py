@@ -100,6 +100,17 @@ def test_a_hostile_registration_is_refused(served: Served, changes: dict[str, ob
     assert len(served.device._free_streams) == num_free
 
 
+def test_registrations_that_failed_take_nothing(served: Served) -> None:
+    """Else no runtime could register after as many as the daemon takes."""
+    with RawClient(served.daemon.service.facts.local_socket_path) as client:
+        client.attach()
+        request = registration(namespace_id=client.register().namespace_id)
+        for _ in range(direct.MAX_REGISTRATIONS + 1):
+            with pytest.raises(Refused) as refused:
+                client.call(Method.REGISTER_PAGES, request, direct_pb2.RegisterPagesResponse)
+            assert refused.value.detail.reason == "NO_DEVICE", "its handle is unknown"
+
+
 def test_a_client_that_says_its_memory_is_larger_than_it_is(served: Served) -> None:
     """The copy would fault and take the device from everybody."""
     with runtime_at(served.target) as one:
