@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvtier.appliance.gpu import page_service as direct
-from kvtier.appliance.gpu.registrations import MAX_REGISTERING, MAX_WAITING_PUTS
+from kvtier.appliance.gpu.registrations import MAX_REGISTERING, MAX_REGISTRATIONS, MAX_WAITING_PUTS
 from kvtier.appliance.gpu.runtime_events import has_happened
 from kvtier.clients import AsyncClient
 from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
@@ -105,7 +105,7 @@ def test_registrations_that_failed_take_nothing(served: Served) -> None:
     with RawClient(served.daemon.service.facts.local_socket_path) as client:
         client.attach()
         request = registration(namespace_id=client.register().namespace_id)
-        for _ in range(direct.MAX_REGISTRATIONS + 1):
+        for _ in range(MAX_REGISTRATIONS + 1):
             with pytest.raises(Refused) as refused:
                 client.call(Method.REGISTER_PAGES, request, direct_pb2.RegisterPagesResponse)
             assert refused.value.detail.reason == "NO_DEVICE", "its handle is unknown"
