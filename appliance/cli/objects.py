@@ -34,9 +34,10 @@ MAX_LISTED: Final = 10_000  # damaged bundles: names in a store may be planted
 def objects() -> None:
     """Look into an object store that hosts share: what is there, and whether it is whole.
 
-    STORE is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER. The
-    environment says credentials, region and endpoint, as for other clients: AWS_ACCESS_KEY_ID,
-    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL.
+    STORE is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, file:///FOLDER or
+    mooncake://MASTER:PORT, which lists nothing: `check` and `find` work. The environment says credentials,
+    region and endpoint, as for other clients: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
+    AWS_ENDPOINT_URL.
 
     \b
     Example:
@@ -258,9 +259,9 @@ def find(
       kvtier objects find s3://kv/prod --namespace "$DIGEST" --bundle-blocks 16 names.txt
     """
     digest = _hex_name(namespace, "--namespace")
-    epochs, now = Epochs(epoch_days).alive(time.time()), time.time()
-    answers, missing = [], MissingNames()
+    answers, missing, now = [], MissingNames(), time.time()
     with opened(store, endpoint) as there:
+        epochs = Epochs(epoch_days, is_endless=there.evicts).alive(now)
         for chain in _chains(names):
             bundles = [
                 bundle_key(epochs[0], tenant, digest, name) for name in bundle_names(chain, bundle_blocks)
@@ -360,6 +361,8 @@ def check(store: str, endpoint: str, epoch_days: int, as_json: bool) -> None:
         console().print(table)
         if wanted:
             click.echo(f"rules that delete dead epochs, for this store's own tool:\n{wanted}")
+        elif there.evicts:
+            console().print("it makes room by itself, and needs no lifecycle rules")
         else:
             console().print(
                 "there are no lifecycle rules here: run `kvtier objects expire --delete` once a day"

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ...sources.objects.opening import open_store
 from ...sources.objects.problems import StoreError
 from ...sources.objects.store import ObjectStore, StoreLimits
 from .target import Failed
@@ -41,7 +42,7 @@ def epoch_option(command: Command) -> Command:
 def opened(address: str, endpoint: str) -> Iterator[ObjectStore]:
     """Yield a store with a bucket that is there; problems inside become exits with a sentence."""
     try:
-        store = ObjectStore(address, endpoint=endpoint, limits=LIMITS)
+        store = open_store(address, endpoint=endpoint, limits=LIMITS)
         store.check_bucket()
         yield store
     except StoreError as error:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ...sources.objects.fleet_keys import FleetKeys
-from ...sources.objects.store import ObjectStore
+from ...sources.objects.opening import open_store
 from ...tiers.cold.engine import ColdStore
 from ...tiers.memory.engine import ExtentEngine
 from ...v1.addresses import socket_path
@@ -102,10 +102,10 @@ def build_sources(
     fleet = Fleet(settings, appliance, planner, memories, epoch) if settings.peers.is_on else None
     url, store = settings.object.url, None
     if url:
-        open_store = partial(ObjectStore, url, limits=LIMITS)
+        opened = partial(open_store, url, limits=LIMITS)
         keys = FleetKeys(assembly.master_keys) if assembly.master_keys is not None else None
         deliver = fleet.edge.deliver_of_store if fleet is not None else appliance.step
-        store = ObjectEdge(url, open_store, memories, deliver, clock=appliance.clock, keys=keys)
+        store = ObjectEdge(url, opened, memories, deliver, clock=appliance.clock, keys=keys)
     if fleet is not None:
         fleet.edge.store = store
     if (edge := fleet.edge if fleet is not None else store) is not None:

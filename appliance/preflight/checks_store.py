@@ -9,6 +9,7 @@ from .verdicts import Check, fail, ok, warn
 URL = "object.url"
 #: What the daemon does without, at a price.
 OPTIONAL = ("listed at once", "copy inside", "manifest", "lifecycle")
+_UNPROTECTED = "what reaches the master can read, change and delete all that is pooled: no rights, no TLS"
 
 
 def check_store(trial: StoreTrial | None) -> Iterator[Check]:
@@ -24,6 +25,9 @@ def check_store(trial: StoreTrial | None) -> Iterator[Check]:
             verdict = warn if one.name in OPTIONAL else fail
             fix = f"kvtier objects check {trial.url} prints the rules and tries again"
             yield verdict(f"{name}, {one.name}", one.problem, fix, URL)
+    if trial.url.startswith("mooncake:"):
+        fix = "keep it in a network of its own; encryption.master_key hides and binds what is stored"
+        yield warn(f"{name}, protection", _UNPROTECTED, fix, URL)
     works = [one.name for one in trial.results if not one.problem]
     if works:
         yield ok(name, f"{trial.url}: {', '.join(works)}")

@@ -23,9 +23,10 @@ from google import protobuf
 
 from ... import __version__
 from ...sources.objects.fleet_keys import FleetKeys
+from ...sources.objects.opening import open_store
 from ...sources.objects.probe import ProbeResult, StoreProbe
 from ...sources.objects.problems import StoreError, StoreProblem
-from ...sources.objects.store import ObjectStore, StoreLimits
+from ...sources.objects.store import StoreLimits
 from ...tiers.cold.mounts import filesystem_of
 from ...tiers.encryption.keyring import FILE_NAME as KEYS_FILE
 from ...tiers.encryption.keyring import count_wraps
@@ -248,7 +249,7 @@ class Facts:
 def try_store(url: str) -> StoreTrial:
     """Try what `kvtier objects check` tries."""
     try:
-        store = ObjectStore(url, limits=TRIAL_LIMITS)
+        store = open_store(url, limits=TRIAL_LIMITS)
         store.check_bucket()
         return StoreTrial(url, "", tuple(StoreProbe(store, EPOCH_DAYS).results()))
     except StoreError as problem:
@@ -370,7 +371,7 @@ def _try_fleet_keys(path: Path, url: str) -> FleetKeysTrial:
     limits = StoreLimits(connect_s=1.0, idle_s=1.0, request_s=STORE_WAIT_S, num_retries=0, retry_s=0.0)
     try:
         keys = FleetKeys(load_master_keys(path))
-        keys.open(ObjectStore(url, limits=limits))
+        keys.open(open_store(url, limits=limits))
     except StoreError as problem:
         return FleetKeysTrial(str(problem) if problem.problem is StoreProblem.WRONG_KEY else "")
     except KeyringError:  # judge_master_keys tells

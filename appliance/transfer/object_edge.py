@@ -244,7 +244,7 @@ class ObjectEdge:
         return BundleTransfer(
             store,
             self._engines,
-            Epochs(EPOCH_DAYS),
+            Epochs(EPOCH_DAYS, is_endless=store.evicts),
             self._now_s,
             self._check,
             self._encryption,

@@ -91,22 +91,25 @@ def tenant_folder(tenant: str) -> str:
 
 
 class Epochs:
-    """Epochs of `num_days` each, counted from 1970, by the store's clock.
+    """Epochs of `num_days` each, counted from 1970, by the store's clock; `is_endless`: one, the first.
 
     Raises ValueError unless `num_days` is 1 to 365.
     """
 
-    def __init__(self, num_days: int) -> None:
+    def __init__(self, num_days: int, *, is_endless: bool = False) -> None:
         if not 1 <= num_days <= 365:
             raise ValueError(f"an epoch of {num_days} days; between 1 and 365 are possible")
         self.num_days = num_days
+        self._is_endless = is_endless
 
     def present(self, now_s: float) -> str:
         """Return the folder that is written to at `now_s`, seconds since 1970."""
         return self.alive(now_s)[0]
 
     def alive(self, now_s: float) -> list[str]:
-        """Return the NUM_ALIVE folders that are read at `now_s`, newest first."""
+        """Return the folders that are read at `now_s`, newest first: NUM_ALIVE, or the only one."""
+        if self._is_endless:
+            return [f"{_FIRST_DAY:%Y%m%d}"]
         day = (datetime.fromtimestamp(now_s, UTC).date() - _FIRST_DAY).days
         first = day - day % self.num_days
         days = (first - back * self.num_days for back in range(NUM_ALIVE))

@@ -10,11 +10,12 @@ obstore is imported when a store is opened: it takes a tenth of a second, and fe
 
 import asyncio
 import os
+import re
 import threading
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -28,8 +29,12 @@ from .usage import StoreRequest, StoreUsage
 
 CHUNK_BYTES: Final = 1 << 20  # copied at once on the way into memory
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_SCHEMES = ("s3", "gs", "az", "file", "memory")
-_FORMS = "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER"
+_SCHEMES = ("s3", "gs", "az", "file", "mooncake", "memory")
+_FORMS = (
+    "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, file:///FOLDER"
+    " or mooncake://MASTER:PORT"
+)
+_POOL = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}(/[\w-]+)*/?", re.ASCII)
 
 
 class ObjectInfo(NamedTuple):
@@ -58,14 +63,23 @@ class ObjectStore:
     credentials and region. Nothing is asked of the store before the first call; `check_bucket` does.
     """
 
+    has_listing = True  # whether `objects`, `folders` and `copy` are supported
+    evicts = False  # whether it makes room by itself, so that there are no epochs
+
     def __init__(self, address: str, *, endpoint: str = "", limits: StoreLimits | None = None) -> None:
         self.address = address
         self.usage = StoreUsage()
         self._limits = limits or StoreLimits()
-        self._store = _open(address, endpoint, self._limits)
+        self._store = self._open(endpoint)
         self._lock = threading.Lock()
         self._creating: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
         self._is_abandoned = False
+
+    def _open(self, endpoint: str) -> Any:
+        return _open(self.address, endpoint, self._limits)
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained()
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.address!r})"
@@ -78,7 +92,7 @@ class ObjectStore:
         """Count one request, and turn exceptions of obstore inside into StoreErrors; see `explained`."""
         request, began_at = StoreRequest(operation), time.monotonic()
         try:
-            with explained():
+            with self._explained():
                 yield request
         except FileNotFoundError:
             request.outcome = "missing"
@@ -296,6 +310,9 @@ def check_address(address: str) -> None:
     parts = urlsplit(address)
     if parts.scheme not in _SCHEMES or (parts.scheme not in ("file", "memory") and not parts.netloc):
         raise StoreError(StoreProblem.UNSUPPORTED, f"{address!r} is no address of a store: {_FORMS}")
+    if parts.scheme == "mooncake" and not _POOL.fullmatch(f"{parts.netloc}{parts.path}"):
+        fix = "write mooncake://MASTER:PORT, and after it /PREFIX of letters, digits, - and _, if any"
+        raise StoreError(StoreProblem.UNSUPPORTED, f"{address!r} names no master of Mooncake: {fix}")
     if parts.username or parts.password or parts.query:
         raise StoreError(
             StoreProblem.UNSUPPORTED, "an address holds no credentials and no options; " + _FORMS

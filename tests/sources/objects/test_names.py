@@ -85,6 +85,9 @@ def test_the_first_day_names_the_epoch() -> None:
     assert Epochs(1).present(midnight) == "20261123"
     assert Epochs(1).present(midnight - 0.001) == "20261122"
     assert not Epochs(1).is_dead("notes", NOON)
+    endless = Epochs(1, is_endless=True)
+    assert endless.alive(NOON) == [endless.present(midnight)] == ["19700101"]
+    assert not endless.is_dead("19700101", NOON)
     for days in (0, 366, -1):
         with pytest.raises(ValueError, match="between 1 and 365"):
             Epochs(days)

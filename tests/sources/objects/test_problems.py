@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from kvtier.sources.objects.opening import open_store
 from kvtier.sources.objects.problems import StoreError, StoreProblem
-from kvtier.sources.objects.store import ObjectStore, StoreLimits
+from kvtier.sources.objects.store import ObjectStore, StoreLimits, check_address
 from tests.ports import free_port
 from tests.sources.objects.scripted_store import HEAD_OK, OK, ScriptedStore, failure, part, scripted
 
@@ -151,3 +152,20 @@ def test_what_is_no_address_is_refused_with_the_forms_there_are(address: str) ->
     with pytest.raises(StoreError, match="s3://BUCKET/PREFIX") as refused:
         ObjectStore(address)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["mooncake://master", "mooncake://m:1/a b", "mooncake://u:p@m:1", "mooncake://m:1?x"]
+)
+def test_a_pool_is_named_by_its_master_and_port(address: str) -> None:
+    with pytest.raises(StoreError, match="write mooncake://MASTER:PORT"):
+        check_address(address)
+    for fine in ("mooncake://master.kv:50051", "mooncake://10.0.0.1:50051/prod/a", "mooncake://[::1]:50051/"):
+        check_address(fine)
+
+
+def test_without_its_package_a_pool_says_which_one() -> None:
+    if importlib.util.find_spec("mooncake") is not None:
+        pytest.skip("it is installed")
+    with pytest.raises(StoreError, match=r"pip install kvtier\[mooncake\]"):
+        open_store("mooncake://localhost:1").check_bucket()
