@@ -40,13 +40,14 @@ class ObjectPrice(Section):
 
 
 class ObjectSettings(Section):
-    """Object store, or pool of memory, in which hosts keep blocks for each other. Needs
-    `pip install kvtier[objects]`, or `kvtier[mooncake]` for a pool."""
+    """Object store in which hosts keep blocks for each other.
+    Needs `pip install kvtier[objects]`, or `kvtier[mooncake]` for a pool of Mooncake Store."""
 
     url: str = ""
     """Address: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, file:///FOLDER (also
-    NFS) or mooncake://MASTER:PORT (memory that Mooncake Store pools). Set it where hosts serve the same prompts, or are replaced. Credentials, region and endpoint are the
-    environment's (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL ...) or the machine's. Empty: no store."""
+    NFS) or mooncake://MASTER:PORT (memory that Mooncake Store pools). Set it where hosts serve the same
+    prompts, or are replaced. Credentials, region and endpoint are the environment's (AWS_ACCESS_KEY_ID,
+    AWS_ENDPOINT_URL ...) or the machine's. Empty: no store."""
     share: Share = "worth"
     """What this host stores there: `worth`, what was used again after it was put; `eager`, all that is put.
     Set `eager` for prompts that are computed here and used elsewhere, `off` to only fetch."""

@@ -3,7 +3,7 @@
     bundle > layout      the bytes of one object: pure functions over buffers
     keys  manifest  finding  lifecycle      which objects there are, and for how long: pure
     store > problems, usage    the operations that are needed, by obstore; its errors; requests and bytes
-    opening > pool > pool_lanes > pool_child   the same operations over Mooncake Store, by a process of its own
+    opening > pool > pool_lanes > pool_child   over Mooncake Store, in a process of its own
     inventory            finds, reads and verifies what a store holds
     probe                tries a store and names what it lacks
 

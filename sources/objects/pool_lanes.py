@@ -7,12 +7,14 @@ later. So no byte arrives in memory of the daemon that was not copied there afte
 
 import importlib.util
 import json
+import math
 import mmap
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +23,8 @@ from typing import Final
 from .pool_child import ANSWER, REQUEST
 from .problems import StoreError, StoreProblem
 
-MAX_LOST: Final = 16  # lanes with a call that hangs, after which the process is ended
+MAX_LOST: Final = 16  # lanes that were given up, after which the process is ended
+_PROMPT_S: Final = 0.5  # a call that fails sooner has not begun to move bytes that arrive later
 _CLIENT_MEMORY_BYTES: Final = 16 << 20  # of Mooncake's own: what travels lies in lanes
 _PASSED_ON = ("MC_", "MOONCAKE_", "GLOG_", "LD_", "PATH", "PYTHON", "HOME", "TMPDIR", "LANG", "VIRTUAL_ENV")
 
@@ -33,6 +36,7 @@ class Lane:
         self._connection = connection
         self._descriptor = descriptor
         self.memory = memoryview(b"")
+        self.is_spent = False  # a call failed so late that Mooncake may still write into the memory
 
     def grow(self, length: int) -> None:
         """Have at least `length` bytes of memory."""
@@ -43,12 +47,15 @@ class Lane:
     def call(self, operation: bytes, key: str, offset: int, length: int, seconds: float) -> int:
         """Return the answer to a request. Raises TimeoutError and OSError; the lane is lost then."""
         request = REQUEST.pack(operation, offset, length, len(self.memory)) + key.encode()
+        began_at = time.monotonic()
         self._connection.settimeout(seconds)
         self._connection.send(request)
         answer = self._connection.recv(ANSWER.size)
         if not answer:
             raise ConnectionResetError("Mooncake's client has ended")
-        return int(ANSWER.unpack(answer)[0])
+        code = int(ANSWER.unpack(answer)[0])
+        self.is_spent = code < 0 and time.monotonic() - began_at > _PROMPT_S
+        return code
 
     def close(self) -> None:
         """Let the process forget this lane as soon as its call has ended."""
@@ -147,14 +154,16 @@ class PoolProcess:
         return lane
 
     def _give_back(self, lane: Lane) -> None:
+        if lane.is_spent:
+            return self._lose(lane, is_useless=False)
         with self._lock:
             self._free.append(lane)  # the last one is used next: few become large
 
-    def _lose(self, lane: Lane, is_look: bool) -> None:
+    def _lose(self, lane: Lane, is_useless: bool) -> None:
         lane.close()
         with self._lock:
             self._num_lost += 1
-            is_useless = is_look or self._num_lost >= MAX_LOST
+            is_useless = is_useless or self._num_lost >= MAX_LOST
         if is_useless:
             self._process.kill()
 
@@ -188,6 +197,8 @@ def _environment(rpc_s: float, connect_s: float) -> dict[str, str]:
     """Return the environment of the process: its time limits, and nothing secret of this one's."""
     limits = {
         "MC_RPC_TIMEOUT_MS": f"{rpc_s * 1000:.0f}",
+        "MC_TCP_PROGRESS_TIMEOUT_SEC": f"{math.ceil(rpc_s)}",
+        "MC_TCP_STATUS_TIMEOUT_SEC": f"{math.ceil(rpc_s)}",
         "MC_RPC_CONNECT_TIMEOUT_MS": f"{connect_s * 1000:.0f}",
     }
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}

@@ -158,7 +158,7 @@ def test_what_is_no_address_is_refused_with_the_forms_there_are(address: str) ->
     "address", ["mooncake://master", "mooncake://m:1/a b", "mooncake://u:p@m:1", "mooncake://m:1?x"]
 )
 def test_a_pool_is_named_by_its_master_and_port(address: str) -> None:
-    with pytest.raises(StoreError, match="write mooncake://MASTER:PORT"):
+    with pytest.raises(StoreError, match="mooncake://MASTER:PORT"):
         check_address(address)
     for fine in ("mooncake://master.kv:50051", "mooncake://10.0.0.1:50051/prod/a", "mooncake://[::1]:50051/"):
         check_address(fine)
