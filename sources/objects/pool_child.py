@@ -21,6 +21,7 @@ REQUEST = struct.Struct("=cqqq")  # operation, offset in the object, length, byt
 ANSWER = struct.Struct("=q")  # a length or 0; negative: an error code of Mooncake's
 MAX_MESSAGE_BYTES = 4096
 CHECK, SIZE, GET, PUT, PUT_KEPT, REMOVE, REMOVE_MATCHING = b"c", b"s", b"g", b"p", b"k", b"r", b"m"
+MEMORIES: list["LaneMemory"] = []
 
 
 class LaneMemory:
@@ -75,10 +76,11 @@ def carry_out(client: Any, kept: Any, lane: LaneMemory, message: bytes) -> int:
 def serve(client: Any, kept: Any, connection: socket.socket, descriptor: int) -> None:
     """Carry out the requests of a lane until the parent lets it go."""
     lane = LaneMemory(client, descriptor)
+    MEMORIES.append(lane)  # mapped for good: Mooncake may still write into one that the parent gave up
     with contextlib.suppress(OSError):
         while message := connection.recv(MAX_MESSAGE_BYTES):
             connection.send(ANSWER.pack(carry_out(client, kept, lane, message)))
-    connection.close()  # and nothing else: into a memory that is given up Mooncake may still write
+    connection.close()
 
 
 def main(control: socket.socket, setup: dict[str, Any]) -> None:
