@@ -9,7 +9,7 @@ they land. Nothing protects a pool: no rights, no TLS. Measured with version 0.3
 
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event, Lock
 from typing import Final, NoReturn
@@ -76,6 +76,8 @@ class MooncakePool(ObjectStore):
     def create(self, key: str, payload: Buffer) -> bool:
         """Store an object; return False, and leave it as it is, when there is one of that name.
         True as well when another host stores the same bytes at the same time."""
+        if self._is_abandoned:
+            raise StoreError(StoreProblem.FAILED, f"{key}: given up")
         if self.size(key) is not None:
             return False
         with self._request("put") as request, self._lane(len(payload)) as lane:
@@ -94,6 +96,12 @@ class MooncakePool(ObjectStore):
                 return True
             request.outcome = "exists"
             return False
+
+    def abandon(self) -> None:
+        """End every `create` that is under way with a StoreError, and those that come: ends the client."""
+        self._is_abandoned = True
+        if self._process is not None:
+            self._process.kill()
 
     def read(self, key: str, parts: Sequence[tuple[int, Buffer]]) -> bool:
         """Fill each buffer of `parts` with bytes of an object from an offset on; False when there is none.
@@ -146,11 +154,14 @@ class MooncakePool(ObjectStore):
         """Raise StoreError(UNSUPPORTED)."""
         _refuse("copies no objects")
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there do not matter."""
+    def delete(self, keys: Iterable[str]) -> int:
+        """Delete objects, and return how many keys there were; those that are not there do not matter."""
+        num_keys = 0
         for key in keys:
+            num_keys += 1
             with self._request("delete"), self._lane() as lane:
                 self._call(lane, REMOVE, key, 0, 0)
+        return num_keys
 
     def _lane(self, num_bytes: int = 0, *, is_look: bool = False) -> AbstractContextManager[Lane]:
         """Return what lends a lane of the client, which is started when none was yet."""

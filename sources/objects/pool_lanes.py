@@ -127,6 +127,10 @@ class PoolProcess:
             raise
         self._give_back(lane)
 
+    def kill(self) -> None:
+        """Let every call fail, at once."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the process. Idempotent."""
         self._control.close()

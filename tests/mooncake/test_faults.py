@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,15 @@ def test_nothing_secret_reaches_the_client(pool: Pool, monkeypatch: pytest.Monke
     names = {one.partition(b"=")[0] for one in environment}
     assert b"PATH" in names
     assert not {name for name in names if name.startswith((b"AWS_", b"KVTIER_", b"AZURE_", b"GOOGLE_"))}
+
+
+def test_what_is_abandoned_ends_at_once(pool: Pool, store: ObjectStore) -> None:
+    pool.master.send_signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            late = threads.submit(outcome, lambda: store.create("v1/b/y", memoryview(DATA)))
+            store.abandon()
+            assert late.result(WAIT_S) in (StoreProblem.UNREACHABLE, StoreProblem.FAILED)
+        assert outcome(lambda: store.create("v1/b/z", memoryview(DATA))) is StoreProblem.FAILED
+    finally:
+        pool.master.send_signal(signal.SIGCONT)
