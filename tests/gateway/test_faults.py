@@ -303,7 +303,7 @@ def test_a_fault_of_the_gateway(
             other.edge.execute(SearchBundles(1, first.bundle.identity, [first.bundle.names[-1]]))
             await other.last(SourceSearched)
             causes |= await fetched(other, first, 10)
-            causes |= await fetched(other, first, 20, first=1)
+            causes |= await fetched(other, second, 20, first=1)  # found wrong twice, it is passed over
             other.bundle = third.bundle
             work = other.filled(3)
             is_stored = await stored_once(other, work, 3)
