@@ -57,6 +57,11 @@ class ObjectSettings(Section):
     price: ObjectPrice = ObjectPrice()
     """Prices of the store and of prefill, in dollars; 0: not counted."""
 
+    @property
+    def is_pool(self) -> bool:
+        """Whether the store is a pool of Mooncake, which lists nothing and protects nothing."""
+        return self.url.startswith("mooncake:")
+
     @model_validator(mode="after")
     def _check_url(self) -> Self:
         if self.url.startswith("memory:"):

@@ -128,6 +128,9 @@ class Settings(Section):
             has_tls=tls is not None,
             has_tenants=bool(self.tenants),
         )
+        if self.object.is_pool and self.encryption.master_key is not None:
+            why = "a pool of Mooncake lists no tenants' keys, so nothing in it is encrypted"
+            refuse("object.url", f"{why}; name another store, or leave encryption.master_key out")
         return self
 
     @model_validator(mode="after")

@@ -26,7 +26,7 @@ def check_store(trial: StoreTrial | None) -> Iterator[Check]:
             fix = f"kvtier objects check {trial.url} prints the rules and tries again"
             yield verdict(f"{name}, {one.name}", one.problem, fix, URL)
     if trial.url.startswith("mooncake:"):
-        fix = "keep it in a network of its own; encryption.master_key hides and binds what is stored"
+        fix = "keep it in a network of its own, for tenants that trust all that reach it"
         yield warn(f"{name}, protection", _UNPROTECTED, fix, URL)
     works = [one.name for one in trial.results if not one.problem]
     if works:

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from ...tiers.base import Buffer
 from ...tiers.payload import copy
-from .keys import TENANT_KEYS
-from .pool_child import CHECK, GET, PUT, PUT_KEPT, REMOVE, SIZE
+from .pool_child import CHECK, GET, PUT, REMOVE, SIZE
 from .pool_lanes import Lane, PoolProcess
 from .problems import StoreError, StoreProblem
 from .store import ObjectInfo, ObjectStore, StoreLimits
@@ -82,8 +81,7 @@ class MooncakePool(ObjectStore):
             return False
         with self._request("put") as request, self._lane(len(payload)) as lane:
             copy(lane.memory[: len(payload)], payload)
-            operation = PUT_KEPT if key.startswith(TENANT_KEYS) else PUT
-            self._call(lane, operation, key, 0, len(payload), self._limits.request_s)
+            self._call(lane, PUT, key, 0, len(payload), self._limits.request_s)
             length = min(len(payload), _COMPARED_BYTES)
             ends_at, pause = time.monotonic() + self._limits.idle_s, Event()
             # Not there: another create of it is under way, or it is gone again.

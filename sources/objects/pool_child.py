@@ -20,7 +20,7 @@ from typing import Any
 REQUEST = struct.Struct("=cqqq")  # operation, offset in the object, length, bytes of the lane's memory; key
 ANSWER = struct.Struct("=q")  # a length or 0; negative: an error code of Mooncake's
 MAX_MESSAGE_BYTES = 4096
-CHECK, SIZE, GET, PUT, PUT_KEPT, REMOVE, REMOVE_MATCHING = b"c", b"s", b"g", b"p", b"k", b"r", b"m"
+CHECK, SIZE, GET, PUT, REMOVE = b"c", b"s", b"g", b"p", b"r"
 MEMORIES: list["LaneMemory"] = []
 
 
@@ -52,7 +52,7 @@ class LaneMemory:
             self._memory, self._length = None, 0
 
 
-def carry_out(client: Any, kept: Any, lane: LaneMemory, message: bytes) -> int:
+def carry_out(client: Any, lane: LaneMemory, message: bytes) -> int:
     """Return what Mooncake answers to one request."""
     operation, offset, length, memory_bytes = REQUEST.unpack_from(message)
     key = message[REQUEST.size :].decode()
@@ -64,31 +64,26 @@ def carry_out(client: Any, kept: Any, lane: LaneMemory, message: bytes) -> int:
         return int(client.get_into_ranges([lane.address], [[key]], *ranges)[0][0][0])
     if operation == PUT:
         return int(client.put_from(key, lane.address, length))
-    if operation == PUT_KEPT:
-        return int(client.put_from(key, lane.address, length, kept))
     if operation == REMOVE:
         return int(client.remove(key, True))
-    if operation == REMOVE_MATCHING:
-        return int(client.remove_by_regex(key, True))
     return int(client.is_exist(key))
 
 
-def serve(client: Any, kept: Any, connection: socket.socket, descriptor: int) -> None:
+def serve(client: Any, connection: socket.socket, descriptor: int) -> None:
     """Carry out the requests of a lane until the parent lets it go."""
     lane = LaneMemory(client, descriptor)
     MEMORIES.append(lane)  # mapped for good: Mooncake may still write into one that the parent gave up
     with contextlib.suppress(OSError):
         while message := connection.recv(MAX_MESSAGE_BYTES):
-            connection.send(ANSWER.pack(carry_out(client, kept, lane, message)))
+            connection.send(ANSWER.pack(carry_out(client, lane, message)))
     connection.close()
 
 
 def main(control: socket.socket, setup: dict[str, Any]) -> None:
     """Open Mooncake's client, say how that went, and serve lanes until the parent is gone."""
-    from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+    from mooncake.store import MooncakeDistributedStore
 
-    client, kept = MooncakeDistributedStore(), ReplicateConfig()
-    kept.with_hard_pin = True
+    client = MooncakeDistributedStore()
     code = client.setup(*setup.values())
     # SIGTERM reaches every process of a service, and the parent still stores what is worth keeping.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -99,7 +94,7 @@ def main(control: socket.socket, setup: dict[str, Any]) -> None:
         if not message:
             break
         connection, memory = socket.socket(fileno=descriptors[0]), descriptors[1]
-        threading.Thread(target=serve, args=(client, kept, connection, memory), daemon=True).start()
+        threading.Thread(target=serve, args=(client, connection, memory), daemon=True).start()
     os._exit(0)  # its threads may hang, and nothing here is worth waiting for
 
 

@@ -419,3 +419,12 @@ def test_every_setting_is_described() -> None:
     for name, model in {"Settings": schema, **schema["$defs"]}.items():
         for key, value in model["properties"].items():
             assert value.get("description"), f"{name}.{key} has no description"
+
+
+def test_a_pool_is_refused_where_what_is_stored_has_to_be_encrypted(tmp_path: Path) -> None:
+    text = "object: {url: 'mooncake://master:50051'}\n"
+    assert load(tmp_path, text).object.is_pool
+    with pytest.raises(SettingsError, match="nothing in it is encrypted; name another store"):
+        load(tmp_path, f"{text}encryption: {{master_key: /etc/kvtier/master.key}}\n")
+    with pytest.raises(SettingsError, match="mooncake://MASTER:PORT"):
+        load(tmp_path, "object: {url: 'mooncake://master'}\n")
