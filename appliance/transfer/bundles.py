@@ -224,13 +224,11 @@ class BundleTransfer:
                     start = head.span(items[0].label.group, items[0].source)[0]
                     end = head.span(items[-1].label.group, items[-1].source)[1]
                     reader = _Reader(self._store.stream(str(key), start, end), start, check)
-                causes = self._read_payloads(reader, head, fetch, landed)
+                self._read_payloads(reader, head, fetch, landed, str(key))
             except (BundleError, CopyError) as failure:
                 if cause_of(failure) in OF_OBJECTS:
                     self._was_found_wrong(str(key))
                 raise
-            if causes & OF_OBJECTS:
-                self._was_found_wrong(str(key))
             return reader.num_received + (0 if is_whole else length)
         raise CopyError(Cause.SOURCE_GONE, "no epoch has it")
 
@@ -240,16 +238,17 @@ class BundleTransfer:
         head: BundleHead,
         fetch: FetchBundle,
         landed: Callable[[int, list[CopyOutcome]], None],
-    ) -> set[Cause | None]:
-        """Read and report all batches; return how their fragments ended."""
-        memory = self._memory(fetch.target)
-        causes: set[Cause | None] = set()
+        key: str,
+    ) -> None:
+        """Read and report all batches; a damaged object is remembered before that is reported."""
+        memory, is_wrong = self._memory(fetch.target), False
         for copy_number, batch in fetch.batches:
             self._check(fetch.deadline_at)
             outcomes = [self._read_one(reader, head, item, memory) for item in batch]
-            causes.update(one.cause for one in outcomes)
+            if not is_wrong and any(one.cause in OF_OBJECTS for one in outcomes):
+                is_wrong = True
+                self._was_found_wrong(key)
             landed(copy_number, outcomes)
-        return causes
 
     def _read_one(
         self, reader: "_Reader", head: BundleHead, item: CopyItem, memory: MemoryEngine
