@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvtier.clients import Client
+from kvtier.sources.objects.opening import open_store
 
 from ..daemon import PATIENT, Daemon
 from ..e2e.test_shared_store import (
@@ -85,3 +86,24 @@ def test_without_its_master_a_pool_is_left_alone_and_comes_back(tmp_path: Path, 
 def _read_again(daemon: Daemon) -> bool:
     expect(daemon, CHAIN_BLOCKS)
     return False
+
+
+def test_what_was_changed_in_a_pool_is_a_miss(tmp_path: Path) -> None:
+    with Pool(tmp_path) as pool:
+        url = f"mooncake://{pool.address}"
+        with host(tmp_path / "first", url, "eager") as first:
+            fill(first)
+            until(lambda: stored(pool) == NUM_BUNDLES)
+            assert first.stop() == 0
+        store = open_store(url)
+        for chain in range(2):
+            [key] = [key for key in pool.names() if key.endswith(names_of(chain)[7].hex())]
+            data = bytearray(b"".join(map(bytes, store.stream(key, 0, 1 << 30))))
+            data[-5] ^= 1  # in the last fragment of block 7
+            store.delete([key])
+            assert store.create(key, memoryview(data if chain else data[: len(data) * 2 // 3]))
+        with host(tmp_path / "second", url, "off") as second:
+            expect(second, BUNDLE_BLOCKS, range(1))
+            expect(second, 7, range(1, 2))
+            expect(second, STORED_BLOCKS, range(2, NUM_CHAINS))
+            assert second.stop() == 0
