@@ -84,6 +84,9 @@ class TimedShell(Shell):
                 FetchBundle: self._fetch,
                 ExportBundle: self._store.export,
             }
+            for namespace_id in self.namespace_ids:  # known, as of an engine that measures its prefill
+                costs = self.planner.costs
+                costs.state_speed(namespace_id, costs.prefill_speed(namespace_id)[0])
             self.step(ev.SourceChanged(True), 0.0)
 
     def run(self) -> Outcome:

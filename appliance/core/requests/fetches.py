@@ -4,10 +4,12 @@
                                                           yes: fetch; the acquire gets its layers as they land
 
 The source is where blocks can be had that this host does not own. What is known of it is a hint, so whatever
-is wrong with a fetch is a shorter prefix. No acquire waits longer than computing the blocks would take, nor
-longer than a tenth of its time for the end of a search; nothing is fetched that computing brings sooner. Two
-acquires of one chain share search and fetch. A bundle that did not arrive is not asked for again for a
-minute.
+is wrong with a fetch is a shorter prefix. Nothing is fetched unless it arrives by MARGIN sooner than computing
+would end, behind all that is on its way already: a fetch as slow as computing saves nothing, and takes room from
+what is here. No acquire waits longer than computing takes, nor for a source of known speed much longer than
+that promises. For the end of a search it waits at most a tenth of its time, and not at all in a namespace whose
+searches find too seldom to repay that. Two acquires of one chain share search and fetch. A bundle that did not
+arrive is not asked for again for a minute.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +32,10 @@ LATENCY_S: Final = 0.03
 LEAST_BYTES_PER_S: Final = 1e6
 WEIGHT: Final = 0.3  # of the latest measurement
 TRUST_S: Final = 60.0
+#: How much sooner than computing a fetch has to be, and how much later than expected it may be.
+MARGIN: Final = 1.5
+#: Of the latest search in the chance that the searches of a namespace find something.
+SEARCH_WEIGHT: Final = 0.05
 #: Of the time that an acquire has: a store that hardly answers must not take what loading from here needs.
 SEARCH_FRACTION: Final = 0.1
 
@@ -76,6 +82,7 @@ class Fetches:
         self._num_searches = 0
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
         self._bytes_in_flight = 0
+        self._chance: dict[int, float] = {}  # by namespace: that a search finds something
         self._bytes_per_s = DEFAULT_BYTES_PER_S
         self._measured_at = float("-inf")
 
@@ -107,33 +114,55 @@ class Fetches:
         size = self._index.num_blocks(namespace)
         first = num_here // size * size
         bundles, end = self._asked(names, first, size)
-        if end <= num_here:
-            return False
-        num_bytes = (end - num_here) * namespace.block_bytes
-        start = max(num_here, event.first_block)
-        wait_s = self._worth_waiting_s(namespace, start, end - start, num_bytes, event.load_anyway)
+        is_searched = until is not None or self._is_known(namespace, names, first, size)
+        if is_searched:
+            end = self._present_end(namespace, names, first)
+        end, wait_s = self._worth_fetching(event, namespace, num_here, first, end, is_searched)
         now = self._core.now
         deadline_at = min(event.deadline_at, now + wait_s if until is None else until)
-        if not wait_s:
-            self._core.story.count("fetches_not_worth_it")
         if not wait_s or deadline_at <= now:
             return False
-        if until is None and not self._is_known(namespace, names, first, size):
+        if not is_searched:
             number = self._search(namespace, names[:end], bundles, num_here, first)
+            if not event.load_anyway and not self._is_search_worth(namespace, num_here, end):
+                self._core.story.count("searches_not_waited_for")
+                return False
             search_until = min(deadline_at, now + SEARCH_FRACTION * (event.deadline_at - now))
             self._waiting[event.call] = _ParkedAcquire(event, search_until, deadline_at, number)
             return True
-        start = first
-        while start < end:
-            is_whole = start + size <= len(names) and self._index.is_present(
-                namespace.id, names[start + size - 1]
-            )
-            stop = start + size if is_whole else self._tail_end(namespace, names, start, size)
+        if self._is_speed_known and not event.load_anyway:
+            expected_s = self._fetch_s((end - num_here) * namespace.block_bytes)
+            deadline_at = min(deadline_at, now + MARGIN * expected_s)
+        for start in range(first, end, size):
+            stop = min(start + size, end)
             begins_at = max(start, num_here)
-            if not stop or not self._begin_one(event, client, namespace, start, stop, begins_at, deadline_at):
+            if not self._begin_one(event, client, namespace, start, stop, begins_at, deadline_at):
                 break
-            start = stop if is_whole else end
         return False
+
+    def _worth_fetching(
+        self,
+        event: AcquireRequested,
+        namespace: NamespaceEntry,
+        num_here: int,
+        first: int,
+        end: int,
+        is_searched: bool,
+    ) -> tuple[int, float]:
+        """Return the end of the blocks behind the first `num_here` that are worth fetching, from bundles that
+        begin with block `first`, and how long to wait for them; 0 s: none is worth it."""
+        if end <= num_here:
+            return end, 0.0
+        start = max(num_here, event.first_block)
+        num_bytes = (end - num_here) * namespace.block_bytes
+        wait_s = self._worth_waiting_s(namespace, start, end - start, num_bytes, event.load_anyway)
+        if not wait_s and not self._is_speed_known and not self._coming:
+            # One bundle tells how fast the source is. Without that a source slower than assumed is all there is.
+            end = min(end, first + self._index.num_blocks(namespace)) if is_searched else end
+            wait_s = self._worth_waiting_s(namespace, start, end - start, 0)
+        if not wait_s:
+            self._core.story.count("fetches_not_worth_it")
+        return end, wait_s
 
     def _asked(self, names: Sequence[bytes], first: int, size: int) -> tuple[list[bytes], int]:
         """Return the bundles of a chain from block `first` on, and the end of what can be asked for."""
@@ -273,10 +302,19 @@ class Fetches:
         if num_blocks <= 0:
             return 0.0
         costs = self._core.costs
-        if costs.prefill_speed(namespace.id)[1] == "geometry":
-            return self._core.options.fetch_wait_s
-        recompute_s = costs.recompute_s(namespace.id, position, num_blocks)
-        return recompute_s if load_anyway or self._fetch_s(num_bytes) < recompute_s else 0.0
+        limit_s = self._core.options.fetch_wait_s
+        if costs.prefill_speed(namespace.id)[1] != "geometry":
+            limit_s = costs.recompute_s(namespace.id, position, num_blocks)
+        return limit_s if load_anyway or MARGIN * self._fetch_s(num_bytes) < limit_s else 0.0
+
+    def _is_search_worth(self, namespace: NamespaceEntry, first: int, end: int) -> bool:
+        """Return whether what a search for blocks `first` to `end` is likely to save repays waiting for it."""
+        costs = self._core.costs
+        if costs.prefill_speed(namespace.id)[1] == "geometry" or not self._is_speed_known:
+            return True
+        recompute_s = costs.recompute_s(namespace.id, first, end - first)
+        saved_s = recompute_s - self._fetch_s((end - first) * namespace.block_bytes)
+        return self._chance.get(namespace.id, 1.0) * saved_s > LATENCY_S
 
     def bundle_seconds(self, namespace: NamespaceEntry) -> tuple[float, float] | None:
         """Return (fetch_s, recompute_s) of the first bundle of a chain, None before prefill was measured."""
@@ -289,9 +327,12 @@ class Fetches:
     def _fetch_s(self, num_bytes: int) -> float:
         return LATENCY_S + (self._bytes_in_flight + num_bytes) / self._speed()
 
+    @property
+    def _is_speed_known(self) -> bool:
+        return self._core.now - self._measured_at <= TRUST_S
+
     def _speed(self) -> float:
-        is_known = self._core.now - self._measured_at <= TRUST_S
-        return self._bytes_per_s if is_known else DEFAULT_BYTES_PER_S
+        return self._bytes_per_s if self._is_speed_known else DEFAULT_BYTES_PER_S
 
     def _measured(self, bytes_per_s: float) -> None:
         self._bytes_per_s, self._measured_at = max(bytes_per_s, LEAST_BYTES_PER_S), self._core.now
@@ -301,8 +342,7 @@ class Fetches:
 
         Nothing where computing is sooner. Asks nothing, changes nothing."""
         size = self._index.num_blocks(namespace)
-        end = self._known_end(namespace, names, num_stored // size * size)
-        num_blocks = max(0, (self._tail_end(namespace, names, end, size) or end) - num_stored)
+        num_blocks = max(0, self._present_end(namespace, names, num_stored // size * size) - num_stored)
         num_bytes = num_blocks * namespace.block_bytes
         if not self._worth_waiting_s(namespace, num_stored, num_blocks, num_bytes):
             return FetchPrice(0, 0.0)
@@ -319,6 +359,11 @@ class Fetches:
             return 0.0
         num_blocks = len(names) // size * size - num_stored
         return self._worth_waiting_s(namespace, num_stored, num_blocks, num_blocks * namespace.block_bytes)
+
+    def _present_end(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int) -> int:
+        """Return the end of the blocks from `first` on that are known to be there, with less than a bundle."""
+        end = self._known_end(namespace, names, first)
+        return self._tail_end(namespace, names, end, self._index.num_blocks(namespace)) or end
 
     def _known_end(self, namespace: NamespaceEntry, names: Sequence[bytes], start: int) -> int:
         """Return the end of the bundles from block `start` on that the source is known to hold."""
@@ -340,6 +385,10 @@ class Fetches:
         (namespace_id, first), search = self._searches[event.search].key, self._searches[event.search].search
         del self._search_of[namespace_id, first], self._searches[event.search]
         if namespace_id in self._core.catalog.namespaces:
+            if event.num_possible >= 0:
+                before = self._chance.get(namespace_id, 1.0)
+                is_found = event.num_found > 0 or event.num_blocks > 0
+                self._chance[namespace_id] = before + SEARCH_WEIGHT * (is_found - before)
             for number in range(event.num_found):
                 self._index.note(namespace_id, search.names[number], True, is_stored=event.is_stored)
             if 0 <= event.num_possible < len(search.names):
