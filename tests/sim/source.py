@@ -92,7 +92,7 @@ class VirtualSource:
                 daily_export_bytes=self.rng.choice((None, None, 8 * SLOT_BYTES)),
                 max_export_bytes=self.rng.choice((8 * SLOT_BYTES, 1 << 30)),
                 max_export_fraction=self.rng.choice((0.3, 1.0)),
-                fetch_wait_s=self.rng.choice((0.01, 0.5, 10.0)),
+                fetch_wait_s=self.rng.choice((0.1, 0.5, 10.0)),
             )
 
     def keep(self, bundle: BundleBlocks, tokens: list[int]) -> None:

@@ -4,12 +4,13 @@
                                                           yes: fetch; the acquire gets its layers as they land
 
 The source is where blocks can be had that this host does not own. What is known of it is a hint, so whatever
-is wrong with a fetch is a shorter prefix. Nothing is fetched unless it arrives by MARGIN sooner than computing
-would end, behind all that is on its way already: a fetch as slow as computing saves nothing, and takes room from
-what is here. No acquire waits longer than computing takes, nor for a source of known speed much longer than
-that promises. For the end of a search it waits at most a tenth of its time, and not at all in a namespace whose
-searches find too seldom to repay that. Two acquires of one chain share search and fetch. A bundle that did not
-arrive is not asked for again for a minute.
+is wrong with a fetch is a shorter prefix. Two acquires of one chain share search and fetch. A bundle that did
+not arrive is not asked for again for a minute.
+
+Nothing is fetched unless it arrives, behind all that is on its way already, by MARGIN sooner than computing
+would: what is as slow as that saves nothing and takes room from what is here. No acquire waits longer than
+computing takes, nor for a source of known speed much longer than that promises; for the end of a search at
+most a tenth of its time, and not at all where searches find too seldom to repay it.
 """
 
 from collections.abc import Callable, Sequence
@@ -149,17 +150,17 @@ class Fetches:
         end: int,
         is_searched: bool,
     ) -> tuple[int, float]:
-        """Return the end of the blocks behind the first `num_here` that are worth fetching, from bundles that
-        begin with block `first`, and how long to wait for them; 0 s: none is worth it."""
+        """Return the end of the blocks behind the first `num_here` that are worth fetching, in bundles from
+        block `first` on, and how long to wait for them; 0 s: none is."""
         if end <= num_here:
             return end, 0.0
         start = max(num_here, event.first_block)
         num_bytes = (end - num_here) * namespace.block_bytes
         wait_s = self._worth_waiting_s(namespace, start, end - start, num_bytes, event.load_anyway)
         if not wait_s and not self._is_speed_known and not self._coming:
-            # One bundle tells how fast the source is. Without that a source slower than assumed is all there is.
-            end = min(end, first + self._index.num_blocks(namespace)) if is_searched else end
+            # One bundle tells how fast the source is, which may be faster than assumed.
             wait_s = self._worth_waiting_s(namespace, start, end - start, 0)
+            end = min(end, first + self._index.num_blocks(namespace)) if is_searched else end
         if not wait_s:
             self._core.story.count("fetches_not_worth_it")
         return end, wait_s
@@ -308,12 +309,12 @@ class Fetches:
         return limit_s if load_anyway or MARGIN * self._fetch_s(num_bytes) < limit_s else 0.0
 
     def _is_search_worth(self, namespace: NamespaceEntry, first: int, end: int) -> bool:
-        """Return whether what a search for blocks `first` to `end` is likely to save repays waiting for it."""
+        """Return whether what a search for blocks `first` to `end` is likely to save repays its time."""
         costs = self._core.costs
-        if costs.prefill_speed(namespace.id)[1] == "geometry" or not self._is_speed_known:
+        if costs.prefill_speed(namespace.id)[1] == "geometry":
             return True
-        recompute_s = costs.recompute_s(namespace.id, first, end - first)
-        saved_s = recompute_s - self._fetch_s((end - first) * namespace.block_bytes)
+        num_bytes = (end - first) * namespace.block_bytes if self._is_speed_known else 0
+        saved_s = costs.recompute_s(namespace.id, first, end - first) - self._fetch_s(num_bytes)
         return self._chance.get(namespace.id, 1.0) * saved_s > LATENCY_S
 
     def bundle_seconds(self, namespace: NamespaceEntry) -> tuple[float, float] | None:
@@ -361,7 +362,7 @@ class Fetches:
         return self._worth_waiting_s(namespace, num_stored, num_blocks, num_blocks * namespace.block_bytes)
 
     def _present_end(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int) -> int:
-        """Return the end of the blocks from `first` on that are known to be there, with less than a bundle."""
+        """Return the end of the blocks from `first` on that the source is known to hold."""
         end = self._known_end(namespace, names, first)
         return self._tail_end(namespace, names, end, self._index.num_blocks(namespace)) or end
 

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
+from kvtier.appliance.core.requests.fetches import DEFAULT_BYTES_PER_S, LATENCY_S, MARGIN, WEIGHT
 from kvtier.appliance.core.results import Refusal
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyOutcome
@@ -289,6 +292,91 @@ def test_a_slow_source_is_asked_for_less() -> None:
     rig.tick(61)
     rig.acquire(hashes("a minute later", SIZE))
     assert searches(rig)
+
+
+def measure(rig: Rig, seconds: float) -> float:
+    """Fetch a bundle in so many seconds; return the bytes per second that follow, latency apart."""
+    rig.acquire(hashes(f"measured in {seconds} at {rig.now}", SIZE))
+    (fetch,) = search_found(rig, 1)
+    rig.now += LATENCY_S + seconds
+    land(rig, fetch, 0)
+    land(rig, fetch, 1)
+    num_bytes = SIZE * GEOMETRY.block_bytes
+    return (1 - WEIGHT) * DEFAULT_BYTES_PER_S + WEIGHT * num_bytes / seconds
+
+
+def test_a_fetch_hardly_sooner_than_computing_is_not_begun() -> None:
+    rig = with_source(256)
+    bytes_per_s = measure(rig, 0.01)
+    fetch_s = LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
+    for number, times, is_worth in ((0, 1.4, False), (1, 1.6, True)):
+        state_prefill(rig, SIZE * GEOMETRY.block_tokens / (times * fetch_s))
+        chain = hashes(f"{number}", SIZE)
+        rig.acquire(chain)
+        assert bool(searches(rig)) == is_worth
+
+
+def test_what_is_on_its_way_is_waited_for_first() -> None:
+    """A store that everybody asks at once is asked no more when computing would be over before it answers."""
+    rig = with_source(256)
+    bytes_per_s = measure(rig, 0.01)
+    fetch_s = LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
+    state_prefill(rig, SIZE * GEOMETRY.block_tokens / (4 * fetch_s))
+    num_begun = 0
+    for number in range(200):
+        rig.acquire(hashes(f"{number}", SIZE))
+        if not searches(rig):
+            break
+        num_begun += len(search_found(rig, 1))
+    assert 0 < num_begun
+    for num_ahead, is_worth in ((num_begun - 1, True), (num_begun, False)):
+        expected_s = LATENCY_S + (num_ahead + 1) * SIZE * GEOMETRY.block_bytes / bytes_per_s
+        recompute_s = rig.planner.costs.recompute_s(rig.namespace_id, 0, SIZE)
+        assert (MARGIN * expected_s < recompute_s) == is_worth
+
+
+def test_a_source_of_known_speed_is_not_waited_for_as_long_as_computing_takes() -> None:
+    rig = with_source(256)
+    bytes_per_s = measure(rig, 0.01)
+    state_prefill(rig, 1.0)  # minutes
+    rig.acquire(hashes("a", SIZE))
+    (fetch,) = search_found(rig, 1)
+    expected_s = LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
+    assert fetch.deadline_at == pytest.approx(rig.now + MARGIN * expected_s)
+
+
+def test_one_bundle_tells_whether_a_source_is_faster_than_assumed() -> None:
+    num_bundles = 40
+    rig, chain = with_source(256), hashes("a", num_bundles * SIZE)
+    assumed_s = LATENCY_S + len(chain) * GEOMETRY.block_bytes / DEFAULT_BYTES_PER_S
+    state_prefill(rig, 1e6)
+    at_a_million_s = rig.planner.costs.recompute_s(rig.namespace_id, 0, len(chain))
+    state_prefill(rig, 1e6 * at_a_million_s / (1.2 * assumed_s))
+    call = rig.acquire(chain)
+    (fetch,) = search_found(rig, num_bundles)
+    assert fetch.bundle.names == chain[:SIZE]
+    for group in (0, 1):
+        land(rig, fetch, group)
+    assert rig.answer(call).num_blocks == SIZE
+    rig.acquire(chain)
+    assert len(fetches(rig)) == num_bundles - 1, "it is faster, and all is worth it"
+
+
+def test_a_search_that_seldom_finds_is_not_waited_for() -> None:
+    rig = with_source(256)
+    state_prefill(rig, 256.0)  # a second
+    num_waited = 0
+    for number in range(200):
+        call = rig.acquire(hashes(f"new {number}", SIZE))
+        assert searches(rig), "it goes on for the next one"
+        num_waited += call not in rig.answers
+        search_found(rig, 0)
+    assert 0 < num_waited < 150
+    for number in range(5):  # what others store now is found, and waited for again
+        rig.acquire(hashes(f"stored {number}", SIZE))
+        search_found(rig, 1)
+    call = rig.acquire(hashes("one more", SIZE))
+    assert call not in rig.answers
 
 
 def test_a_source_that_is_lost_lets_acquires_go() -> None:
