@@ -168,27 +168,29 @@ def replayed(trace: Trace, store: StoreModel | None, share: str = "eager") -> Ou
 
 
 def day() -> Trace:
-    """A prompt, others that push it out of memory, and the prompt again."""
-    others = [request(60_000 * n, [100 * n + k for k in range(4)]) for n in range(1, 5)]
-    return trace_of(request(0, [1, 2]), *others, request(600_000, [1, 2]))
+    """A prompt, three times, and others between that push it out of memory."""
+    others = [request(60_000 * n, [100 * n + k for k in range(4)]) for n in (1, 2, 4, 5)]
+    prompts = [request(60_000 * n, [1, 2, 3, 4]) for n in (0, 3, 6)]
+    return trace_of(*sorted([*others, *prompts], key=lambda line: line["timestamp"]))
 
 
 def test_a_store_brings_back_what_memory_dropped() -> None:
-    without, outcome = replayed(day(), None), replayed(day(), StoreModel(1e12, 1e9, 0.03))
+    """One bundle first, to learn how fast the store is; then all that is worth it."""
+    without, outcome = replayed(day(), None), replayed(day(), StoreModel(1e12, 1e10, 0.03))
     assert (without.block_hits, without.store) == ({"dram": 0}, {})
-    assert outcome.block_hits == {"dram": 2}
-    assert outcome.store["num_bundles_read"] == 2
-    assert outcome.store["fetched_bytes"] == 2 * BLOCK_BYTES
-    assert outcome.store["num_bundles_stored"] == 18
+    assert outcome.block_hits == {"dram": 1 + 4}
+    assert outcome.store["num_bundles_read"] == 4
+    assert outcome.store["fetched_bytes"] == 5 * BLOCK_BYTES
+    assert outcome.store["num_bundles_stored"] == 20
     assert outcome.store["prefill_saved_s"] == pytest.approx(outcome.prefill_saved_s)
-    puts, gets = 18 * LIST_PRICES.thousand_puts / 1000, LIST_PRICES.thousand_gets / 1000
-    storage = LIST_PRICES.storage(18 * BLOCK_BYTES)
-    num_others = outcome.store["num_requests"] - 18
+    puts, gets = 20 * LIST_PRICES.thousand_puts / 1000, LIST_PRICES.thousand_gets / 1000
+    storage = LIST_PRICES.storage(20 * BLOCK_BYTES)
+    num_others = outcome.store["num_requests"] - 20
     assert outcome.store["dollars"] == pytest.approx(puts + num_others * gets + storage)
 
 
 def test_what_a_store_brings_later_than_prefill_is_computed() -> None:
-    outcome = replayed(day(), StoreModel(1e12, 1e6, 0.03))
+    outcome = replayed(day(), StoreModel(1e12, 1e8, 0.03))
     assert outcome.block_hits == {"dram": 0}
     assert outcome.prefill_saved_s == 0
 

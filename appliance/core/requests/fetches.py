@@ -27,7 +27,7 @@ from .leases import ClientEntry
 from .put_job import PutJob
 from .write_requests import WriteRequests
 
-#: Assumed of a source until fetches were measured, and again when the last measurement is old.
+#: Assumed of a source until fetches were measured, and of a slower one when the last measurement is old.
 DEFAULT_BYTES_PER_S: Final = 200e6
 LATENCY_S: Final = 0.03
 LEAST_BYTES_PER_S: Final = 1e6
@@ -333,7 +333,9 @@ class Fetches:
         return self._core.now - self._measured_at <= TRUST_S
 
     def _speed(self) -> float:
-        return self._bytes_per_s if self._is_speed_known else DEFAULT_BYTES_PER_S
+        if self._is_speed_known:
+            return self._bytes_per_s
+        return max(self._bytes_per_s, DEFAULT_BYTES_PER_S)  # what was slow once is tried again
 
     def _measured(self, bytes_per_s: float) -> None:
         self._bytes_per_s, self._measured_at = max(bytes_per_s, LEAST_BYTES_PER_S), self._core.now
