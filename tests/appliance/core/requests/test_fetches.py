@@ -328,7 +328,7 @@ def test_what_is_on_its_way_is_waited_for_first() -> None:
         if not searches(rig):
             break
         num_begun += len(search_found(rig, 1))
-    assert 0 < num_begun
+    assert num_begun > 0
     for num_ahead, is_worth in ((num_begun - 1, True), (num_begun, False)):
         expected_s = LATENCY_S + (num_ahead + 1) * SIZE * GEOMETRY.block_bytes / bytes_per_s
         recompute_s = rig.planner.costs.recompute_s(rig.namespace_id, 0, SIZE)
