@@ -302,6 +302,7 @@ class SourceSearched:
     num_possible: int  # the one behind so many is not there, if there is one; -1: that is not known
     is_stored: bool = True  # false: other hosts have them, which a store may not
     num_blocks: int = 0  # that a host has, from the first one of the first bundle: perhaps no whole bundles
+    is_answered: bool = True  # false: the source was not asked, or failed
 
 
 @dataclass(slots=True)

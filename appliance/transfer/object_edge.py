@@ -396,7 +396,7 @@ class ObjectEdge:
     def _fail(self, work: Work, cause: Cause) -> None:
         """End an instruction that was not carried out."""
         if isinstance(work, SearchBundles):
-            self._deliver(SourceSearched(work.search, 0, -1))
+            self._deliver(SourceSearched(work.search, 0, -1, is_answered=False))
         elif isinstance(work, ExportBundle):
             self._export_ended.set()
             self._deliver(ExportFinished(work.export, False))

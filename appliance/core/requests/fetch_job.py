@@ -33,6 +33,7 @@ class FetchJob(PutJob):
         self._bundle = bundle
         self.coming: list[int] = []  # rows of the blocks that are on their way, in order
         self.num_bytes = 0  # of these
+        self.landed_bytes = 0  # that arrived
         self.num_failed = 0  # fragments that did not arrive
         self.is_late = False  # time was over for one of them
 
@@ -53,6 +54,8 @@ class FetchJob(PutJob):
         if cause is not None:
             self.num_failed += len(fragments)
             self.is_late = self.is_late or cause is Cause.CANCELLED
+        else:
+            self.landed_bytes += sum(map(self._core.catalog.length_of, fragments))
         super().landed(fragments, cause)
 
     def _admit_run(self, end_of_step: int) -> bool:

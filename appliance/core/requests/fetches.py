@@ -25,16 +25,12 @@ from ..instructions import BundleBlocks, SearchBundles
 from .fetch_job import FetchJob
 from .leases import ClientEntry
 from .put_job import PutJob
+from .source_speed import LATENCY_S, BegunFetch, SourceSpeed
 from .write_requests import WriteRequests
 
-#: Assumed of a source until fetches were measured, and of a slower one when the last measurement is old.
-DEFAULT_BYTES_PER_S: Final = 200e6
-LATENCY_S: Final = 0.03
-LEAST_BYTES_PER_S: Final = 1e6
-WEIGHT: Final = 0.3  # of the latest measurement
-TRUST_S: Final = 60.0
 #: How much sooner than computing a fetch has to be, and how much later than expected it may be.
 MARGIN: Final = 1.5
+PATIENCE_S: Final = 0.5  # later than expected it may always be, if computing takes longer
 #: Of the latest search in the chance that the searches of a namespace find something.
 SEARCH_WEIGHT: Final = 0.05
 #: Of the time that an acquire has: a store that hardly answers must not take what loading from here needs.
@@ -82,10 +78,9 @@ class Fetches:
         self._search_of: dict[tuple[int, bytes], int] = {}  # namespace, first name of a search -> its number
         self._num_searches = 0
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
-        self._bytes_in_flight = 0
+        self._begun: dict[PutJob, BegunFetch] = {}
         self._chance: dict[int, float] = {}  # by namespace: that a search finds something
-        self._bytes_per_s = DEFAULT_BYTES_PER_S
-        self._measured_at = float("-inf")
+        self._speed = SourceSpeed()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._coming)
@@ -133,7 +128,7 @@ class Fetches:
             return True
         if self._is_speed_known and not event.load_anyway:
             expected_s = self._fetch_s((end - num_here) * namespace.block_bytes)
-            deadline_at = min(deadline_at, now + MARGIN * expected_s)
+            deadline_at = min(deadline_at, now + max(PATIENCE_S, MARGIN * expected_s))
         for start in range(first, end, size):
             stop = min(start + size, end)
             begins_at = max(start, num_here)
@@ -247,35 +242,28 @@ class Fetches:
             event.session_id,
             retention=event.retention,
         )
-        began_at, ahead_bytes = self._core.now, self._bytes_in_flight
-        job = self._writes.fetch(
-            request, client, namespace, bundle, lambda job: self._ended(job, began_at, ahead_bytes)
-        )
+        job = self._writes.fetch(request, client, namespace, bundle, self._ended)
         job.begin(deadline_at)
         if not job.is_done:
             self._coming.update(dict.fromkeys(job.coming, job))
-            self._bytes_in_flight += job.num_bytes
+            self._begun[job] = self._speed.began(job.num_bytes, self._core.now)
         return len(self.prefix(namespace, chain[:end])) == end
 
-    def _ended(self, job: PutJob, began_at: float, ahead_bytes: int) -> None:
+    def _ended(self, job: PutJob) -> None:
         """A fetch ended: learn how fast the source is, and not to ask for this bundle again at once."""
         assert isinstance(job, FetchJob)
-        if not job.coming:
+        if job not in self._begun:
             return
         for row in job.coming:
             del self._coming[row]
-        self._bytes_in_flight -= job.num_bytes
-        story = self._core.story
+        begun, story = self._begun.pop(job), self._core.story
+        self._speed.ended(begun, job.num_bytes, job.landed_bytes, job.is_late, self._core.now)
         if job.num_failed:
             story.count("fetches_failed")
             self._index.note(job.namespace.id, job.request.prefix_hashes[-1], False)
-            if job.is_late:
-                self._measured(self._speed() / 2)
             return
         story.count("blocks_fetched", len(job.coming))
         story.count("bytes_fetched", job.num_bytes)
-        elapsed_s = max(self._core.now - began_at - LATENCY_S, 1e-3)
-        self._measured((1 - WEIGHT) * self._speed() + WEIGHT * (ahead_bytes + job.num_bytes) / elapsed_s)
 
     def prefix(self, namespace: NamespaceEntry, names: Sequence[bytes]) -> list[int]:
         """Return the rows of the longest prefix of a chain that is stored or on its way from the source."""
@@ -322,23 +310,15 @@ class Fetches:
         costs, num_blocks = self._core.costs, self._index.num_blocks(namespace)
         if costs.prefill_speed(namespace.id)[1] == "geometry":
             return None
-        fetch_s = LATENCY_S + num_blocks * namespace.block_bytes / self._speed()
+        fetch_s = self._speed.fetch_s(num_blocks * namespace.block_bytes, self._core.now, is_alone=True)
         return fetch_s, costs.recompute_s(namespace.id, 0, num_blocks)
 
     def _fetch_s(self, num_bytes: int) -> float:
-        return LATENCY_S + (self._bytes_in_flight + num_bytes) / self._speed()
+        return self._speed.fetch_s(num_bytes, self._core.now)
 
     @property
     def _is_speed_known(self) -> bool:
-        return self._core.now - self._measured_at <= TRUST_S
-
-    def _speed(self) -> float:
-        if self._is_speed_known:
-            return self._bytes_per_s
-        return max(self._bytes_per_s, DEFAULT_BYTES_PER_S)  # what was slow once is tried again
-
-    def _measured(self, bytes_per_s: float) -> None:
-        self._bytes_per_s, self._measured_at = max(bytes_per_s, LEAST_BYTES_PER_S), self._core.now
+        return self._speed.is_known(self._core.now)
 
     def price(self, namespace: NamespaceEntry, names: Sequence[bytes], num_stored: int) -> FetchPrice:
         """Return what an acquire would fetch of a chain beyond `num_stored` blocks, as far as is known.
@@ -388,7 +368,7 @@ class Fetches:
         (namespace_id, first), search = self._searches[event.search].key, self._searches[event.search].search
         del self._search_of[namespace_id, first], self._searches[event.search]
         if namespace_id in self._core.catalog.namespaces:
-            if event.num_possible >= 0:
+            if event.is_answered:
                 before = self._chance.get(namespace_id, 1.0)
                 is_found = event.num_found > 0 or event.num_blocks > 0
                 self._chance[namespace_id] = before + SEARCH_WEIGHT * (is_found - before)

@@ -136,7 +136,9 @@ def test_a_store_that_fails_is_left_alone_until_it_is_back(tmp_path: Path) -> No
         host.store.problem = StoreProblem.UNREACHABLE
         for number in range(MAX_FAILURES):
             host.edge.execute(SearchBundles(number, IDENTITY, [NAMES[-1]]))
-            assert await host.last(SourceSearched, number + 1) == SourceSearched(number, 0, -1)
+            assert await host.last(SourceSearched, number + 1) == SourceSearched(
+                number, 0, -1, is_answered=False
+            )
         assert not (await host.last(SourceChanged, 2)).is_open
         host.edge.execute(host.fetch())
         host.edge.execute(ExportBundle(5, BUNDLE, []))

@@ -305,7 +305,9 @@ def test_searches_of_a_store_that_fails_find_nothing_and_say_that_it_is_not_know
         for number, answer in enumerate(faults):
             server.refuse = lambda request, answer=answer: answer  # type: ignore[misc]
             host.edge.execute(SearchBundles(number, IDENTITY, [NAMES[-1]]))
-            assert await host.last(SourceSearched, number + 1) == SourceSearched(number, 0, -1)
+            assert await host.last(SourceSearched, number + 1) == SourceSearched(
+                number, 0, -1, is_answered=False
+            )
         await closed(host)
 
     run(scene())

@@ -6,7 +6,8 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
-from kvtier.appliance.core.requests.fetches import DEFAULT_BYTES_PER_S, LATENCY_S, MARGIN, WEIGHT
+from kvtier.appliance.core.requests.fetches import MARGIN, PATIENCE_S
+from kvtier.appliance.core.requests.source_speed import DEFAULT_BYTES_PER_S, LATENCY_S, WEIGHT
 from kvtier.appliance.core.results import Refusal
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyOutcome
@@ -285,6 +286,7 @@ def test_a_slow_source_is_asked_for_less() -> None:
         rig.acquire(hashes(f"late {number}", SIZE))
         if searches(rig):
             (fetch,) = search_found(rig, 1)
+            rig.now += 0.5
             land(rig, fetch, 0)
             land(rig, fetch, 1, Cause.CANCELLED)
             num_late += 1
@@ -342,7 +344,32 @@ def test_a_source_of_known_speed_is_not_waited_for_as_long_as_computing_takes() 
     rig.acquire(hashes("a", SIZE))
     (fetch,) = search_found(rig, 1)
     expected_s = LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
-    assert fetch.deadline_at == pytest.approx(rig.now + MARGIN * expected_s)
+    assert fetch.deadline_at == pytest.approx(rig.now + max(PATIENCE_S, MARGIN * expected_s))
+
+
+def test_fetches_that_are_late_together_are_one_lesson() -> None:
+    rig = with_source(256)
+    state_prefill(rig, 16.0)  # much slower than any source
+    rig.acquire(hashes("a", 8 * SIZE))
+    begun = search_found(rig, 8)
+    rig.now += 10
+    for fetch in begun:
+        for group in (0, 1):
+            land(rig, fetch, group, Cause.CANCELLED)
+    namespace = rig.planner.catalog.namespaces[rig.namespace_id]
+    seconds = rig.planner.fetches.bundle_seconds(namespace)
+    assert seconds is not None
+    assert seconds[0] == pytest.approx(LATENCY_S + SIZE * GEOMETRY.block_bytes / (DEFAULT_BYTES_PER_S / 2))
+
+
+def test_a_store_that_could_not_be_asked_says_nothing_of_what_searches_find() -> None:
+    rig = with_source(256)
+    state_prefill(rig, 256.0)  # a second
+    for number in range(200):
+        rig.acquire(hashes(f"new {number}", SIZE))
+        rig.do(ev.SourceSearched(searches(rig)[0].search, 0, -1, is_answered=False))
+    call = rig.acquire(hashes("one more", SIZE))
+    assert call not in rig.answers, "it waits for the search as before"
 
 
 def test_one_bundle_tells_whether_a_source_is_faster_than_assumed() -> None:

@@ -1,0 +1,74 @@
+"""SourceSpeed: how fast bytes come from the source, learnt of the fetches that ended.
+
+One figure for all that can be asked: the planner does not know which host or store will answer. A fetch that
+arrived moves it by WEIGHT. One that was late says that the source is slower than expected, by how much says
+what did land in its time; at most it halves the figure, and once only for fetches that were under way
+together, because they were late for one reason.
+"""
+
+from typing import Final, NamedTuple
+
+#: Assumed of a source until fetches were measured, and of a slower one when the last measurement is old.
+DEFAULT_BYTES_PER_S: Final = 200e6
+LATENCY_S: Final = 0.03
+LEAST_BYTES_PER_S: Final = 1e6
+WEIGHT: Final = 0.3  # of the latest measurement
+TRUST_S: Final = 60.0
+LEAST_ELAPSED_S: Final = 1e-3
+
+
+class BegunFetch(NamedTuple):
+    """What `SourceSpeed.ended` has to know of the time when a fetch began."""
+
+    at: float
+    ahead_bytes: int  # on their way already
+    landed_bytes: int  # that had ever landed
+
+
+class SourceSpeed:
+    """Bytes per second of a source, and what is on its way. Times are those of the planner's clock."""
+
+    def __init__(self) -> None:
+        self._bytes_per_s = DEFAULT_BYTES_PER_S
+        self._measured_at = self._slowed_at = float("-inf")
+        self._in_flight_bytes = self._landed_bytes = 0
+
+    def is_known(self, now: float) -> bool:
+        """Return whether fetches were measured lately."""
+        return now - self._measured_at <= TRUST_S
+
+    def bytes_per_s(self, now: float) -> float:
+        """Return the speed to expect; what was slow once is tried again after TRUST_S."""
+        return self._bytes_per_s if self.is_known(now) else max(self._bytes_per_s, DEFAULT_BYTES_PER_S)
+
+    def fetch_s(self, num_bytes: int, now: float, *, is_alone: bool = False) -> float:
+        """Return how long so many bytes take, behind all that is on its way unless `is_alone`."""
+        ahead_bytes = 0 if is_alone else self._in_flight_bytes
+        return LATENCY_S + (ahead_bytes + num_bytes) / self.bytes_per_s(now)
+
+    def began(self, num_bytes: int, now: float) -> BegunFetch:
+        """Count `num_bytes` as on their way; the result is for `ended`."""
+        begun = BegunFetch(now, self._in_flight_bytes, self._landed_bytes)
+        self._in_flight_bytes += num_bytes
+        return begun
+
+    def ended(self, begun: BegunFetch, num_bytes: int, landed_bytes: int, is_late: bool, now: float) -> None:
+        """Take in the end of a fetch of `num_bytes`, of which `landed_bytes` arrived.
+
+        `is_late`: time was over for the others. Of one that failed otherwise nothing is learnt."""
+        self._in_flight_bytes -= num_bytes
+        self._landed_bytes += landed_bytes
+        elapsed_s = max(now - begun.at - LATENCY_S, LEAST_ELAPSED_S)
+        before = self.bytes_per_s(now)
+        if is_late:
+            if begun.at < self._slowed_at:
+                return
+            seen = (self._landed_bytes - begun.landed_bytes) / elapsed_s
+            self._slowed_at = now
+            self._measured(min(before, max(before / 2, seen)), now)
+        elif landed_bytes == num_bytes:
+            seen = (begun.ahead_bytes + num_bytes) / elapsed_s
+            self._measured((1 - WEIGHT) * before + WEIGHT * seen, now)
+
+    def _measured(self, bytes_per_s: float, now: float) -> None:
+        self._bytes_per_s, self._measured_at = max(bytes_per_s, LEAST_BYTES_PER_S), now
