@@ -92,7 +92,7 @@ class PeerCredentialProxy:
         ends_at = self._open_calls_end_at
         if len(ends_at) > MAX_CONNECTIONS:
             ends_at = self._open_calls_end_at = {name: at for name, at in ends_at.items() if at > now}
-        ends_at[user] = max(ends_at.get(user, 0.0), now - OPEN_BURST_S) + 1 / OPEN_CALLS_PER_S
+        ends_at[user] = max(ends_at.get(user, float("-inf")), now - OPEN_BURST_S) + 1 / OPEN_CALLS_PER_S
         if ends_at[user] > now:
             self.counters["calls_held"] += 1
             connection.hold(min(ends_at[user] - now, MAX_HOLD_S))

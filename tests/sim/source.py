@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.copying import source_index
 from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchBundles
-from kvtier.appliance.core.requests import fetches
+from kvtier.appliance.core.requests import source_speed
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Geometry, Tier
@@ -125,18 +125,18 @@ class VirtualSource:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Let bundles have as few blocks as this seed drew, and fetches be worth it or not."""
-        saved = vars(source_index)["blocks_per_bundle"], vars(fetches)["DEFAULT_BYTES_PER_S"]
+        saved = vars(source_index)["blocks_per_bundle"], vars(source_speed)["DEFAULT_BYTES_PER_S"]
         bundle_blocks = self.bundle_blocks
 
         def blocks_per_bundle(geometry: Geometry) -> int:
             return bundle_blocks
 
         vars(source_index)["blocks_per_bundle"] = blocks_per_bundle
-        vars(fetches)["DEFAULT_BYTES_PER_S"] = self.rng.choice((200e6, 1e12))
+        vars(source_speed)["DEFAULT_BYTES_PER_S"] = self.rng.choice((200e6, 1e12))
         try:
             yield
         finally:
-            vars(source_index)["blocks_per_bundle"], vars(fetches)["DEFAULT_BYTES_PER_S"] = saved
+            vars(source_index)["blocks_per_bundle"], vars(source_speed)["DEFAULT_BYTES_PER_S"] = saved
 
 
 class SourceShell:
