@@ -34,9 +34,11 @@ $(VENV)/.ready-demo: $(VENV)/.ready requirements-demo.txt
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo
 
-# A host that is destroyed with its disk, and another one that reads what it computed; STORE=s3://... takes a real store.
-demo-store: $(VENV)/.ready-demo
-	$(BIN)/python -m examples.demo_store $(STORE)
+# A host that is destroyed with its disk, and another one that reads what it computed; STORE=s3://... takes a real store,
+# STORE=mooncake starts a pool of three processes and kills one, STORE=mooncake://MASTER:PORT takes a running one.
+DEMO_VENV := $(if $(filter mooncake%,$(STORE)),.venv-mooncake,$(VENV))
+demo-store: $(DEMO_VENV)/.ready-demo
+	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE)
 
 # Ceph's gateway is killed, stopped, filled and lied about: minutes, and it has to be installed (tests/sources/objects/gateway.py).
 test-gateway: $(VENV)/.ready
@@ -81,7 +83,7 @@ test-vllm: $(VLLM)/.ready $(VLLM_MODELS)/.ready
 
 # The transformers client against real models of many architectures; small, random, on the CPU.
 test-transformers: $(VENV)/.ready-demo
-	$(BIN)/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/transformers tests/clients/connector/test_layout.py tests/docs/test_reference.py)
+	$(BIN)/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/transformers tests/clients/connector/test_layout.py tests/docs/test_reference.py tests/examples/test_demo_store.py)
 
 # The plug-ins for LMCache against the real package, which pins protobuf 6 and a numpy of its own.
 LMCACHE := .venv-lmcache
@@ -118,8 +120,12 @@ $(MOONCAKE)/.ready: requirements.txt requirements-mooncake.txt pyproject.toml
 	$(INSTALL) $(EDITABLE)
 	touch $@
 
-test-mooncake: $(MOONCAKE)/.ready
-	$(MOONCAKE)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/mooncake tests/contracts/test_object_stores.py)
+$(MOONCAKE)/.ready-demo: $(MOONCAKE)/.ready requirements-demo.txt
+	$(INSTALL_TORCH) requirements-demo.txt --system $(PYTHON)
+	touch $@
+
+test-mooncake: $(MOONCAKE)/.ready-demo
+	$(MOONCAKE)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/mooncake tests/contracts/test_object_stores.py tests/examples/test_demo_store.py)
 
 # SGLang cannot run without a GPU; its storage interface can be tested (tests/sglang/contract).
 SGLANG := .venv-sglang

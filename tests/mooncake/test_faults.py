@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from examples.mooncake_pool import WAIT_S
 from kvtier.sources.objects.opening import open_store
 from kvtier.sources.objects.pool import PART_BYTES, MooncakePool
 from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.sources.objects.store import ObjectStore, StoreLimits
 
-from .running import WAIT_S, Pool
+from .running import Pool
 
 #: One hung call takes a second; a start may take long on a busy machine.
 LIMITS = StoreLimits(connect_s=1.0, idle_s=1.0, request_s=60.0, num_retries=0, retry_s=0.0)

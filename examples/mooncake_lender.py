@@ -1,4 +1,4 @@
-"""Lends memory to a pool until standard input ends: `python -m tests.mooncake.lender MASTER BYTES`."""
+"""Lends memory to a pool until standard input ends: `python -m examples.mooncake_lender MASTER BYTES`."""
 
 import os
 import sys
