@@ -25,7 +25,7 @@ from ..instructions import BundleBlocks, SearchBundles
 from .fetch_job import FetchJob
 from .leases import ClientEntry
 from .put_job import PutJob
-from .source_speed import LATENCY_S, BegunFetch, SourceSpeed
+from .source_speed import HOST_LATENCY_S, STORE_LATENCY_S, BegunFetch, SourceSpeed
 from .write_requests import WriteRequests
 
 #: How much sooner than computing a fetch has to be, and how much later than expected it may be.
@@ -61,7 +61,7 @@ class _SearchedChain:
 
 
 class Fetches:
-    """Searches and fetches under way, and the speed of the source."""
+    """Searches and fetches under way, and how fast the store and other hosts are."""
 
     def __init__(self, core: CoreState, index: SourceIndex, writes: WriteRequests) -> None:
         self._core = core
@@ -69,6 +69,7 @@ class Fetches:
         self._writes = writes
         self.is_open = False
         self._has_hosts = False  # what is searched for is not only bundles
+        self._has_store = False
         #: Takes an acquire up again that waited for a search, with the time until which it may wait.
         self.resume: Callable[[AcquireRequested, float], None] = lambda event, until: None
         #: Namespaces of erased tenants: what the source still holds of them is not fetched.
@@ -78,9 +79,9 @@ class Fetches:
         self._search_of: dict[tuple[int, bytes], int] = {}  # namespace, first name of a search -> its number
         self._num_searches = 0
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
-        self._begun: dict[PutJob, BegunFetch] = {}
+        self._begun: dict[PutJob, tuple[SourceSpeed, BegunFetch]] = {}
         self._chance: dict[int, float] = {}  # by namespace: that a search finds something
-        self._speed = SourceSpeed()
+        self._store, self._hosts = SourceSpeed(STORE_LATENCY_S), SourceSpeed(HOST_LATENCY_S)
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._coming)
@@ -113,26 +114,27 @@ class Fetches:
         is_searched = until is not None or self._is_known(namespace, names, first, size)
         if is_searched:
             end = self._present_end(namespace, names, first)
-        end, wait_s = self._worth_fetching(event, namespace, num_here, first, end, is_searched)
+        speed = self._speed_of(namespace, names, first) if is_searched else self._fastest()
+        end, wait_s = self._worth_fetching(event, namespace, num_here, first, end, speed, is_searched)
         now = self._core.now
         deadline_at = min(event.deadline_at, now + wait_s if until is None else until)
         if not wait_s or deadline_at <= now:
             return False
         if not is_searched:
             number = self._search(namespace, names[:end], bundles, num_here, first)
-            if not event.load_anyway and not self._is_search_worth(namespace, num_here, end):
+            if not event.load_anyway and not self._is_search_worth(namespace, num_here, end, speed):
                 self._core.story.count("searches_not_waited_for")
                 return False
             search_until = min(deadline_at, now + SEARCH_FRACTION * (event.deadline_at - now))
             self._waiting[event.call] = _ParkedAcquire(event, search_until, deadline_at, number)
             return True
-        if self._is_speed_known and not event.load_anyway:
-            expected_s = self._fetch_s((end - num_here) * namespace.block_bytes)
+        if speed.is_known(now) and not event.load_anyway:
+            expected_s = speed.fetch_s((end - num_here) * namespace.block_bytes, now)
             deadline_at = min(deadline_at, now + max(PATIENCE_S, MARGIN * expected_s))
         for start in range(first, end, size):
             stop = min(start + size, end)
             begins_at = max(start, num_here)
-            if not self._begin_one(event, client, namespace, start, stop, begins_at, deadline_at):
+            if not self._begin_one(event, client, namespace, start, stop, begins_at, deadline_at, speed):
                 break
         return False
 
@@ -143,6 +145,7 @@ class Fetches:
         num_here: int,
         first: int,
         end: int,
+        speed: SourceSpeed,
         is_searched: bool,
     ) -> tuple[int, float]:
         """Return the end of the blocks behind the first `num_here` that are worth fetching, in bundles from
@@ -151,10 +154,10 @@ class Fetches:
             return end, 0.0
         start = max(num_here, event.first_block)
         num_bytes = (end - num_here) * namespace.block_bytes
-        wait_s = self._worth_waiting_s(namespace, start, end - start, num_bytes, event.load_anyway)
-        if not wait_s and not self._is_speed_known and not self._coming:
+        wait_s = self._worth_waiting_s(namespace, start, end - start, num_bytes, speed, event.load_anyway)
+        if not wait_s and not speed.is_known(self._core.now) and not self._coming:
             # One bundle tells how fast the source is, which may be faster than assumed.
-            wait_s = self._worth_waiting_s(namespace, start, end - start, 0)
+            wait_s = self._worth_waiting_s(namespace, start, end - start, 0, speed)
             end = min(end, first + self._index.num_blocks(namespace)) if is_searched else end
         if not wait_s:
             self._core.story.count("fetches_not_worth_it")
@@ -191,7 +194,7 @@ class Fetches:
             end > max(known, num_here)
             and not self._is_known(namespace, names, known, size)
             and self._worth_waiting_s(
-                namespace, num_here, end - num_here, (end - num_here) * namespace.block_bytes
+                namespace, num_here, end - num_here, (end - num_here) * namespace.block_bytes, self._fastest()
             )
         ):
             self._search(namespace, names[:end], bundles, max(known, num_here), known)
@@ -226,6 +229,7 @@ class Fetches:
         end: int,
         first: int,
         deadline_at: float,
+        speed: SourceSpeed,
     ) -> bool:
         """Fetch blocks `first` to `end` of the bundle that begins with block `start`. Whether all of them are
         on their way."""
@@ -246,7 +250,7 @@ class Fetches:
         job.begin(deadline_at)
         if not job.is_done:
             self._coming.update(dict.fromkeys(job.coming, job))
-            self._begun[job] = self._speed.began(job.num_bytes, self._core.now)
+            self._begun[job] = speed, speed.began(job.num_bytes, self._core.now)
         return len(self.prefix(namespace, chain[:end])) == end
 
     def _ended(self, job: PutJob) -> None:
@@ -256,8 +260,8 @@ class Fetches:
             return
         for row in job.coming:
             del self._coming[row]
-        begun, story = self._begun.pop(job), self._core.story
-        self._speed.ended(begun, job.num_bytes, job.landed_bytes, job.is_late, self._core.now)
+        (speed, begun), story = self._begun.pop(job), self._core.story
+        speed.ended(begun, job.num_bytes, job.landed_bytes, job.is_late, self._core.now)
         if job.num_failed:
             story.count("fetches_failed")
             self._index.note(job.namespace.id, job.request.prefix_hashes[-1], False)
@@ -283,6 +287,7 @@ class Fetches:
         position: int,
         num_blocks: int,
         num_bytes: int,
+        speed: SourceSpeed,
         load_anyway: bool = False,
     ) -> float:
         """Return how long to wait for `num_blocks` blocks: as long as computing them takes.
@@ -294,31 +299,42 @@ class Fetches:
         limit_s = self._core.options.fetch_wait_s
         if costs.prefill_speed(namespace.id)[1] != "geometry":
             limit_s = costs.recompute_s(namespace.id, position, num_blocks)
-        return limit_s if load_anyway or MARGIN * self._fetch_s(num_bytes) < limit_s else 0.0
+        fetch_s = speed.fetch_s(num_bytes, self._core.now)
+        return limit_s if load_anyway or MARGIN * fetch_s < limit_s else 0.0
 
-    def _is_search_worth(self, namespace: NamespaceEntry, first: int, end: int) -> bool:
+    def _is_search_worth(self, namespace: NamespaceEntry, first: int, end: int, speed: SourceSpeed) -> bool:
         """Return whether what a search for blocks `first` to `end` is likely to save repays its time."""
         costs = self._core.costs
         if costs.prefill_speed(namespace.id)[1] == "geometry":
             return True
-        num_bytes = (end - first) * namespace.block_bytes if self._is_speed_known else 0
-        saved_s = costs.recompute_s(namespace.id, first, end - first) - self._fetch_s(num_bytes)
-        return self._chance.get(namespace.id, 1.0) * saved_s > LATENCY_S
+        num_bytes = (end - first) * namespace.block_bytes if speed.is_known(self._core.now) else 0
+        saved_s = costs.recompute_s(namespace.id, first, end - first)
+        saved_s -= speed.fetch_s(num_bytes, self._core.now)
+        search_s = STORE_LATENCY_S if self._has_store else 0.0  # what hosts have is known here
+        return self._chance.get(namespace.id, 1.0) * saved_s > search_s
 
     def bundle_seconds(self, namespace: NamespaceEntry) -> tuple[float, float] | None:
         """Return (fetch_s, recompute_s) of the first bundle of a chain, None before prefill was measured."""
         costs, num_blocks = self._core.costs, self._index.num_blocks(namespace)
         if costs.prefill_speed(namespace.id)[1] == "geometry":
             return None
-        fetch_s = self._speed.fetch_s(num_blocks * namespace.block_bytes, self._core.now, is_alone=True)
+        fetch_s = self._store.fetch_s(num_blocks * namespace.block_bytes, self._core.now, is_alone=True)
         return fetch_s, costs.recompute_s(namespace.id, 0, num_blocks)
 
-    def _fetch_s(self, num_bytes: int) -> float:
-        return self._speed.fetch_s(num_bytes, self._core.now)
+    def _speed_of(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int) -> SourceSpeed:
+        """Return the speed of what has the bundle that begins with block `first`."""
+        end = min(first + self._index.num_blocks(namespace), len(names))
+        if not self._has_hosts:
+            return self._store
+        return self._store if end and self._index.is_stored(namespace.id, names[end - 1]) else self._hosts
 
-    @property
-    def _is_speed_known(self) -> bool:
-        return self._speed.is_known(self._core.now)
+    def _fastest(self) -> SourceSpeed:
+        """Return the speed of the faster one of what can be asked."""
+        if not self._has_hosts:
+            return self._store
+        if not self._has_store:
+            return self._hosts
+        return max(self._store, self._hosts, key=lambda speed: speed.bytes_per_s(self._core.now))
 
     def price(self, namespace: NamespaceEntry, names: Sequence[bytes], num_stored: int) -> FetchPrice:
         """Return what an acquire would fetch of a chain beyond `num_stored` blocks, as far as is known.
@@ -327,9 +343,10 @@ class Fetches:
         size = self._index.num_blocks(namespace)
         num_blocks = max(0, self._present_end(namespace, names, num_stored // size * size) - num_stored)
         num_bytes = num_blocks * namespace.block_bytes
-        if not self._worth_waiting_s(namespace, num_stored, num_blocks, num_bytes):
+        speed = self._speed_of(namespace, names, num_stored // size * size)
+        if not self._worth_waiting_s(namespace, num_stored, num_blocks, num_bytes, speed):
             return FetchPrice(0, 0.0)
-        return FetchPrice(num_blocks, self._fetch_s(num_bytes))
+        return FetchPrice(num_blocks, speed.fetch_s(num_bytes, self._core.now))
 
     def search_s(self, namespace_id: int, names: Sequence[bytes], num_stored: int) -> float:
         """Return how long the search that is under way for a chain may be waited for; 0 when there is none.
@@ -341,7 +358,8 @@ class Fetches:
         if end + size > len(names) or (namespace_id, names[end + size - 1]) not in self._search_of:
             return 0.0
         num_blocks = len(names) // size * size - num_stored
-        return self._worth_waiting_s(namespace, num_stored, num_blocks, num_blocks * namespace.block_bytes)
+        num_bytes = num_blocks * namespace.block_bytes
+        return self._worth_waiting_s(namespace, num_stored, num_blocks, num_bytes, self._fastest())
 
     def _present_end(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int) -> int:
         """Return the end of the blocks from `first` on that the source is known to hold."""
@@ -359,7 +377,7 @@ class Fetches:
 
     def changed(self, event: SourceChanged) -> None:
         """The source can be asked from now on, or cannot."""
-        self.is_open, self._has_hosts = event.is_open, event.has_hosts
+        self.is_open, self._has_hosts, self._has_store = event.is_open, event.has_hosts, event.takes_exports
         if not event.is_open:
             self._resume(list(self._waiting))
 

@@ -1,16 +1,17 @@
-"""SourceSpeed: how fast bytes come from the source, learnt of the fetches that ended.
+"""SourceSpeed: how fast bytes come from the store, or from other hosts, learnt of the fetches that ended.
 
-One figure for all that can be asked: the planner does not know which host or store will answer. A fetch that
-arrived moves it by WEIGHT. One that was late says that the source is slower than expected, by how much says
-what did land in its time; at most it halves the figure, and once only for fetches that were under way
-together, because they were late for one reason.
+One figure for all hosts: the planner does not know which one will answer. A fetch that arrived moves it by
+WEIGHT. One that was late says that the source is slower than expected, by how much says what did land in its
+time; at most it halves the figure, and once only for fetches that were under way together, because they were
+late for one reason.
 """
 
 from typing import Final, NamedTuple
 
 #: Assumed of a source until fetches were measured, and of a slower one when the last measurement is old.
 DEFAULT_BYTES_PER_S: Final = 200e6
-LATENCY_S: Final = 0.03
+STORE_LATENCY_S: Final = 0.03  # of a request
+HOST_LATENCY_S: Final = 0.005
 LEAST_BYTES_PER_S: Final = 1e6
 WEIGHT: Final = 0.3  # of the latest measurement
 TRUST_S: Final = 60.0
@@ -26,9 +27,12 @@ class BegunFetch(NamedTuple):
 
 
 class SourceSpeed:
-    """Bytes per second of a source, and what is on its way. Times are those of the planner's clock."""
+    """Bytes per second of a source, and what is on its way. Times are those of the planner's clock.
 
-    def __init__(self) -> None:
+    `latency_s`: until the first byte of a fetch."""
+
+    def __init__(self, latency_s: float) -> None:
+        self._latency_s = latency_s
         self._bytes_per_s = DEFAULT_BYTES_PER_S
         self._measured_at = self._slowed_at = float("-inf")
         self._in_flight_bytes = self._landed_bytes = 0
@@ -44,7 +48,7 @@ class SourceSpeed:
     def fetch_s(self, num_bytes: int, now: float, *, is_alone: bool = False) -> float:
         """Return how long so many bytes take, behind all that is on its way unless `is_alone`."""
         ahead_bytes = 0 if is_alone else self._in_flight_bytes
-        return LATENCY_S + (ahead_bytes + num_bytes) / self.bytes_per_s(now)
+        return self._latency_s + (ahead_bytes + num_bytes) / self.bytes_per_s(now)
 
     def began(self, num_bytes: int, now: float) -> BegunFetch:
         """Count `num_bytes` as on their way; the result is for `ended`."""
@@ -58,7 +62,7 @@ class SourceSpeed:
         `is_late`: time was over for the others. Of one that failed otherwise nothing is learnt."""
         self._in_flight_bytes -= num_bytes
         self._landed_bytes += landed_bytes
-        elapsed_s = max(now - begun.at - LATENCY_S, LEAST_ELAPSED_S)
+        elapsed_s = max(now - begun.at - self._latency_s, LEAST_ELAPSED_S)
         before = self.bytes_per_s(now)
         if is_late:
             if begun.at < self._slowed_at:

@@ -7,7 +7,7 @@ import pytest
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
 from kvtier.appliance.core.requests.fetches import MARGIN, PATIENCE_S
-from kvtier.appliance.core.requests.source_speed import DEFAULT_BYTES_PER_S, LATENCY_S, WEIGHT
+from kvtier.appliance.core.requests.source_speed import DEFAULT_BYTES_PER_S, STORE_LATENCY_S, WEIGHT
 from kvtier.appliance.core.results import Refusal
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyOutcome
@@ -300,7 +300,7 @@ def measure(rig: Rig, seconds: float) -> float:
     """Fetch a bundle in so many seconds; return the bytes per second that follow, latency apart."""
     rig.acquire(hashes(f"measured in {seconds} at {rig.now}", SIZE))
     (fetch,) = search_found(rig, 1)
-    rig.now += LATENCY_S + seconds
+    rig.now += STORE_LATENCY_S + seconds
     land(rig, fetch, 0)
     land(rig, fetch, 1)
     num_bytes = SIZE * GEOMETRY.block_bytes
@@ -310,7 +310,7 @@ def measure(rig: Rig, seconds: float) -> float:
 def test_a_fetch_hardly_sooner_than_computing_is_not_begun() -> None:
     rig = with_source(256)
     bytes_per_s = measure(rig, 0.01)
-    fetch_s = LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
+    fetch_s = STORE_LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
     for number, times, is_worth in ((0, 1.4, False), (1, 1.6, True)):
         state_prefill(rig, SIZE * GEOMETRY.block_tokens / (times * fetch_s))
         chain = hashes(f"{number}", SIZE)
@@ -322,7 +322,7 @@ def test_what_is_on_its_way_is_waited_for_first() -> None:
     """A store that everybody asks at once is asked no more when computing would be over before it answers."""
     rig = with_source(256)
     bytes_per_s = measure(rig, 0.01)
-    fetch_s = LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
+    fetch_s = STORE_LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
     state_prefill(rig, SIZE * GEOMETRY.block_tokens / (4 * fetch_s))
     num_begun = 0
     for number in range(200):
@@ -332,7 +332,7 @@ def test_what_is_on_its_way_is_waited_for_first() -> None:
         num_begun += len(search_found(rig, 1))
     assert num_begun > 0
     for num_ahead, is_worth in ((num_begun - 1, True), (num_begun, False)):
-        expected_s = LATENCY_S + (num_ahead + 1) * SIZE * GEOMETRY.block_bytes / bytes_per_s
+        expected_s = STORE_LATENCY_S + (num_ahead + 1) * SIZE * GEOMETRY.block_bytes / bytes_per_s
         recompute_s = rig.planner.costs.recompute_s(rig.namespace_id, 0, SIZE)
         assert (MARGIN * expected_s < recompute_s) == is_worth
 
@@ -343,7 +343,7 @@ def test_a_source_of_known_speed_is_not_waited_for_as_long_as_computing_takes() 
     state_prefill(rig, 1.0)  # minutes
     rig.acquire(hashes("a", SIZE))
     (fetch,) = search_found(rig, 1)
-    expected_s = LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
+    expected_s = STORE_LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
     assert fetch.deadline_at == pytest.approx(rig.now + max(PATIENCE_S, MARGIN * expected_s))
 
 
@@ -359,7 +359,9 @@ def test_fetches_that_are_late_together_are_one_lesson() -> None:
     namespace = rig.planner.catalog.namespaces[rig.namespace_id]
     seconds = rig.planner.fetches.bundle_seconds(namespace)
     assert seconds is not None
-    assert seconds[0] == pytest.approx(LATENCY_S + SIZE * GEOMETRY.block_bytes / (DEFAULT_BYTES_PER_S / 2))
+    assert seconds[0] == pytest.approx(
+        STORE_LATENCY_S + SIZE * GEOMETRY.block_bytes / (DEFAULT_BYTES_PER_S / 2)
+    )
 
 
 def test_a_store_that_could_not_be_asked_says_nothing_of_what_searches_find() -> None:
@@ -372,10 +374,26 @@ def test_a_store_that_could_not_be_asked_says_nothing_of_what_searches_find() ->
     assert call not in rig.answers, "it waits for the search as before"
 
 
+def test_a_fast_host_says_nothing_of_how_fast_the_store_is() -> None:
+    rig = Rig(num_extents=256)
+    rig.do(ev.SourceChanged(True, has_hosts=True))
+    state_prefill(rig, 256.0)  # a second a bundle
+    for number in range(10):
+        rig.acquire(hashes(f"of a host {number}", SIZE))
+        (fetch,) = hosts_have(rig, SIZE)
+        rig.now += 0.01
+        for group in (0, 1):
+            land(rig, fetch, group)
+    namespace = rig.planner.catalog.namespaces[rig.namespace_id]
+    seconds = rig.planner.fetches.bundle_seconds(namespace)
+    assert seconds is not None
+    assert seconds[0] == STORE_LATENCY_S + SIZE * GEOMETRY.block_bytes / DEFAULT_BYTES_PER_S
+
+
 def test_one_bundle_tells_whether_a_source_is_faster_than_assumed() -> None:
     num_bundles = 40
     rig, chain = with_source(256), hashes("a", num_bundles * SIZE)
-    assumed_s = LATENCY_S + len(chain) * GEOMETRY.block_bytes / DEFAULT_BYTES_PER_S
+    assumed_s = STORE_LATENCY_S + len(chain) * GEOMETRY.block_bytes / DEFAULT_BYTES_PER_S
     state_prefill(rig, 1e6)
     at_a_million_s = rig.planner.costs.recompute_s(rig.namespace_id, 0, len(chain))
     state_prefill(rig, 1e6 * at_a_million_s / (1.2 * assumed_s))

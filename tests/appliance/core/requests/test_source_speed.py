@@ -4,8 +4,8 @@ import pytest
 
 from kvtier.appliance.core.requests.source_speed import (
     DEFAULT_BYTES_PER_S,
-    LATENCY_S,
     LEAST_BYTES_PER_S,
+    STORE_LATENCY_S,
     TRUST_S,
     WEIGHT,
     SourceSpeed,
@@ -19,22 +19,22 @@ def fetch(
 ) -> None:
     """Fetch 100 MB, of which so many land, in so many seconds beyond the latency."""
     begun = speed.began(100 * MB, at)
-    speed.ended(begun, 100 * MB, landed_bytes, late, at + LATENCY_S + seconds)
+    speed.ended(begun, 100 * MB, landed_bytes, late, at + STORE_LATENCY_S + seconds)
 
 
 def test_what_arrived_moves_it_by_its_weight() -> None:
-    speed = SourceSpeed()
+    speed = SourceSpeed(STORE_LATENCY_S)
     fetch(speed, 100 * MB, 0.1)
     assert speed.bytes_per_s(1.0) == pytest.approx((1 - WEIGHT) * DEFAULT_BYTES_PER_S + WEIGHT * 1e9)
 
 
 def test_what_was_ahead_of_a_fetch_counts_for_its_time() -> None:
-    speed = SourceSpeed()
+    speed = SourceSpeed(STORE_LATENCY_S)
     first, second = speed.began(100 * MB, 0.0), speed.began(100 * MB, 0.0)
-    assert speed.fetch_s(0, 0.0) == pytest.approx(LATENCY_S + 1.0)
-    assert speed.fetch_s(0, 0.0, is_alone=True) == LATENCY_S
-    speed.ended(first, 100 * MB, 100 * MB, False, LATENCY_S + 0.5)
-    speed.ended(second, 100 * MB, 100 * MB, False, LATENCY_S + 1.0)
+    assert speed.fetch_s(0, 0.0) == pytest.approx(STORE_LATENCY_S + 1.0)
+    assert speed.fetch_s(0, 0.0, is_alone=True) == STORE_LATENCY_S
+    speed.ended(first, 100 * MB, 100 * MB, False, STORE_LATENCY_S + 0.5)
+    speed.ended(second, 100 * MB, 100 * MB, False, STORE_LATENCY_S + 1.0)
     assert speed.bytes_per_s(1.0) == pytest.approx(DEFAULT_BYTES_PER_S)
 
 
@@ -48,20 +48,20 @@ def test_what_was_ahead_of_a_fetch_counts_for_its_time() -> None:
     ],
 )
 def test_one_that_was_late_says_how_slow_it_is_by_what_landed(landed_bytes: int, bytes_per_s: float) -> None:
-    speed = SourceSpeed()
+    speed = SourceSpeed(STORE_LATENCY_S)
     fetch(speed, landed_bytes, 0.5, late=True)
     assert speed.bytes_per_s(1.0) == pytest.approx(bytes_per_s)
 
 
 def test_what_landed_sooner_than_expected_and_was_late_makes_it_no_faster() -> None:
-    speed = SourceSpeed()
+    speed = SourceSpeed(STORE_LATENCY_S)
     fetch(speed, 90 * MB, 0.01, late=True)
     assert speed.bytes_per_s(1.0) == DEFAULT_BYTES_PER_S
 
 
 @pytest.mark.parametrize("num_late", [1, 40])
 def test_those_that_are_late_together_halve_it_once(num_late: int) -> None:
-    speed = SourceSpeed()
+    speed = SourceSpeed(STORE_LATENCY_S)
     begun = [speed.began(MB, number / 100) for number in range(num_late)]
     for number, one in enumerate(begun):
         speed.ended(one, MB, 0, True, 10.0 + number / 100)
@@ -71,14 +71,14 @@ def test_those_that_are_late_together_halve_it_once(num_late: int) -> None:
 
 
 def test_nothing_is_learnt_of_one_that_failed() -> None:
-    speed = SourceSpeed()
+    speed = SourceSpeed(STORE_LATENCY_S)
     fetch(speed, 10 * MB, 60.0)
     assert not speed.is_known(61.0)
     assert speed.bytes_per_s(61.0) == DEFAULT_BYTES_PER_S
 
 
 def test_what_was_slow_is_tried_again_and_what_was_fast_is_not_forgotten() -> None:
-    slow, fast = SourceSpeed(), SourceSpeed()
+    slow, fast = SourceSpeed(STORE_LATENCY_S), SourceSpeed(STORE_LATENCY_S)
     for number in range(20):
         fetch(slow, 0, 1.0, at=2.0 * number, late=True)
     assert slow.bytes_per_s(40.0) == LEAST_BYTES_PER_S
