@@ -102,8 +102,9 @@ class VllmEngine:
         self._num_requests = 0
 
     def generate(self, requests: list[dict[str, Any]], trace: bool = False) -> Answer:
-        """Run requests together. Each: tokens, num_new; optional salt, transfer, abort_after (tokens),
-        arrive_at (tokens that all requests together must have produced before it is added), logprobs."""
+        """Run requests together. Each: tokens, num_new; optional salt, transfer, hints (JSON of kv_hints, for
+        engines that have it), abort_after (tokens), arrive_at (tokens that all requests together must have
+        produced before it is added), logprobs."""
         running: dict[str, _Running] = {}
         asked: list[_Running] = []
         waiting = list(requests)
@@ -143,7 +144,8 @@ class VllmEngine:
         if ask.get("salt"):
             prompt["cache_salt"] = ask["salt"]
         one = running[name] = _Running(ask, time.monotonic())
-        self._engine.add_request(name, prompt, sampling)
+        hints = {"kv_hints": _envelope(ask["hints"])} if ask.get("hints") else {}
+        self._engine.add_request(name, prompt, sampling, **hints)
         return one
 
     def _step(self, running: dict[str, _Running]) -> int:
@@ -183,6 +185,12 @@ class VllmEngine:
                 suffix = "{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}" if labels else ""
                 values[metric.name + suffix] = metric.value
         return {"values": values}
+
+
+def _envelope(hints: Answer) -> Any:
+    from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+
+    return KvHintsEnvelope(**{**hints, "actions": [KvHintAction(**one) for one in hints["actions"]]})
 
 
 def _serve(engine: VllmEngine, channel: TextIO) -> None:

@@ -37,6 +37,7 @@ NAMES: dict[str, str] = {
     "saves_skipped_breaker": "Blocks not saved: the appliance does not answer.",
     "saves_skipped_gap": "Blocks not saved: a block before them is gone.",
     "breaker_openings": "Times that the connector stopped asking.",
+    "hints_ignored": "Actions of kv_hints that were not understood.",
     "hook_errors": "Exceptions caught in a hook of the engine.",
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from ..values.types import Retention
 from .groups import NULL_BLOCK, Group
 
 
@@ -65,6 +66,7 @@ class Save:
     hashes: bytes
     block_ids: list[int]
     adapter: bytes = b""
+    retention: tuple[Retention, ...] = ()
     prefill_share: float = 0.0  # of the step's time that computing these blocks took; 0: unknown
 
 

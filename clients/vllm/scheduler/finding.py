@@ -192,6 +192,7 @@ class Finder:
                 deadline_s=question.deadline_s or None,
                 first_block=max(0, first_block - first),
                 views=False,
+                retention=question.retention,
             )
             pinned.parts.append((first, len(piece), lease))
             if lease.num_blocks < len(piece):

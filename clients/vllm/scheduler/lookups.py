@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ....v1.types import Tier, Urgency
+from ...values.types import Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class LookupRequest:
     salt: str = ""
     deadline_s: float = 0.0  # what has not come up by then counts as not stored
     adapter_id: int = 0  # the engine's, of what it loaded from `adapter_path`
+    retention: tuple[Retention, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..counters import Counters
 from ..groups import NULL_BLOCK, Group
 from ..plan import Ack, Acks, Again, Save
+from .sessions import Turn
 
 MAX_KNOWN = 1 << 16  # block names remembered as stored
 MAX_RETRIES = 3  # of a request, when blocks are refused
@@ -102,7 +103,7 @@ class Saver:
         hashes: Sequence[bytes],
         num_tokens: int,
         tables: Sequence[Sequence[int]],
-        session: str,
+        turn: Turn,
         adapter: bytes,
         origin: Any = None,
     ) -> list[Save]:
@@ -128,7 +129,16 @@ class Saver:
                     break
                 named = b"".join(job.names)
                 saves.append(
-                    Save(self._last_job, group.index, session, before, named, job.block_ids, adapter)
+                    Save(
+                        self._last_job,
+                        group.index,
+                        turn.session,
+                        before,
+                        named,
+                        job.block_ids,
+                        adapter,
+                        turn.retention,
+                    )
                 )
                 if len(job.names) < num_named:
                     break

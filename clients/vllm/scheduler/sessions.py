@@ -10,11 +10,17 @@ In `kv_transfer_params` of a request:
     kvtier_load          false: nothing is looked up for this request
     kvtier_save          false: nothing of it is stored. With neither, the appliance never hears of it
 
-Without a name the request is a session of its own, which ends with it; its id is prefixed with the engine's,
-because two engines may both have a request "0".
+    kvtier_hints         an envelope as in the engine's own field `kv_hints`, for engines that have none
+
+What the envelope says (clients/connector/kv_hints.py) is part of the turn. Without a name the request is a
+session of its own, which ends with it; its id is prefixed with the engine's, because two engines may both
+have a request "0".
 """
 
 from typing import Any, NamedTuple
+
+from ...connector.kv_hints import hints_of
+from ...values.types import Retention
 
 MAX_NAME = 256
 
@@ -28,6 +34,8 @@ class Turn(NamedTuple):
     is_last: bool = True
     may_load: bool = True
     may_save: bool = True
+    retention: tuple[Retention, ...] = ()
+    num_ignored_hints: int = 0
 
     @property
     def is_private(self) -> bool:
@@ -42,13 +50,17 @@ def turn_of(request: Any, engine: str) -> Turn:
         params = {}
     name = params.get("kvtier_session") or getattr(request, "session_id", None)
     named = isinstance(name, str) and 0 < len(name) <= MAX_NAME
+    envelope = getattr(request, "kv_hints", None)
+    hints = hints_of(params.get("kvtier_hints") if envelope is None else envelope, request.num_prompt_tokens)
     return Turn(
         str(name) if named else f"{engine}/{request.request_id}",
         _seconds(params.get("kvtier_deadline_s")),
         _seconds(params.get("kvtier_returns_in_s")),
-        not named or bool(params.get("kvtier_last", False)),
+        not named or bool(params.get("kvtier_last", False)) or hints.ends_session,
         params.get("kvtier_load", True) is not False,
         params.get("kvtier_save", True) is not False,
+        hints.retention,
+        hints.num_ignored,
     )
 
 

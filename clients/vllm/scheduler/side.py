@@ -277,6 +277,7 @@ class SchedulerSide:
     def _track(self, request: Any) -> Tracked:
         tracked = Tracked(request, turn_of(request, self._engine), Saving([0] * len(self._groups)))
         self._tracked[request.request_id] = tracked
+        self._counters.add("hints_ignored", tracked.turn.num_ignored_hints)
         return tracked
 
     def _ask(
@@ -307,8 +308,9 @@ class SchedulerSide:
         adapter_id = getattr(request.lora_request, "lora_int_id", 0)
         hashes = tuple(request.block_hashes)
         limit_s = min(self._options.promote_timeout_s, tracked.turn.deadline_s or float("inf"))
+        turn = tracked.turn
         question = LookupRequest(
-            tracked.turn.session, hashes, first_token, adapter, self.salt, limit_s, adapter_id
+            turn.session, hashes, first_token, adapter, self.salt, limit_s, adapter_id, turn.retention
         )
         tracked.asked = self._agent.ask(question)
         self._num_leased += 1
@@ -417,9 +419,8 @@ class SchedulerSide:
         table = tables(request.request_id)
         if table is None:
             return []
-        turn, saving = tracked.turn, tracked.saving
         return self._saver.plan(
-            saving, request.block_hashes, num_tokens, table, turn.session, tracked.adapter, request
+            tracked.saving, request.block_hashes, num_tokens, table, tracked.turn, tracked.adapter, request
         )
 
     def _num_saveable(self, tracked: Tracked, num_tokens: int) -> int:

@@ -210,6 +210,7 @@ class WorkerSide:
                 save.session,
                 self._options.save_timeout_s,
                 prefill_s if self._options.report_prefill else 0.0,
+                save.retention,
             ),
             mark,
         )

@@ -28,7 +28,7 @@ from ...operations.direct import Exported, Exporter
 from ...operations.page_layouts import describe
 from ...sync import Client, Pages
 from ...values.namespace import Namespace
-from ...values.types import PutReport
+from ...values.types import PutReport, Retention
 from ..identity import salted
 from .pages import PagedGroup
 
@@ -76,6 +76,7 @@ class Store(NamedTuple):
     session: str
     deadline_s: float
     prefill_s: float
+    retention: tuple[Retention, ...] = ()
 
     def through(self, put: Callable[..., PutReport], data: Any, **where: Any) -> PutReport:
         """Call `put` of a client or of its pages."""
@@ -87,6 +88,7 @@ class Store(NamedTuple):
             session=self.session,
             deadline_s=self.deadline_s,
             prefill_s=self.prefill_s,
+            retention=self.retention,
             **where,
         )
 

@@ -56,6 +56,31 @@ def test_the_second_engine_reuses_what_the_first_computed(
     assert appliance.num_blocks() > num_blocks
 
 
+@pytest.mark.parametrize("by", ["field", "parameter"])
+def test_what_kv_hints_say_of_tokens_reaches_the_blocks(
+    appliance: ApplianceProcess, engines: tuple[EngineProcess, EngineProcess], by: str
+) -> None:
+    if by == "field":
+        pytest.importorskip("vllm.v1.kv_hints", reason="this vLLM has no kv_hints: the parameter is for it")
+    first, second = engines
+    payload = {"directives": [{"start": 0, "end": 4 * SMALL.block_tokens, "priority": 90, "duration": 60.0}]}
+    action = {"action_id": "1", "action_type": "kv.retain", "action_version": "1.0", "payload": payload}
+    hints = {"protocol_version": "0.1", "message_id": "m", "actions": [action]}
+    traffic = Traffic(SEED + 2, SMALL.block_tokens, max_tokens=900)
+    ask = {"tokens": traffic.words(9 * SMALL.block_tokens), "num_new": 2}
+    hinted = {**ask, "hints": hints} if by == "field" else {**ask, "transfer": {"kvtier_hints": hints}}
+    before = appliance.status().counters["blocks_with_retention"]
+    (computed,) = first.generate(hinted)
+    settled(first, appliance)
+    saved = appliance.status().counters["blocks_with_retention"]
+    assert saved > before, "with what is saved"
+    second.reset()
+    (loaded,) = second.generate(hinted)
+    assert loaded.num_cached > 0
+    assert loaded.tokens == computed.tokens
+    assert appliance.status().counters["blocks_with_retention"] > saved, "with what is found"
+
+
 def test_a_shared_system_prompt_is_kept_once(
     appliance: ApplianceProcess, engines: tuple[EngineProcess, EngineProcess]
 ) -> None:

@@ -51,6 +51,7 @@ class Request:
     num_preemptions: int = 0
     skip_reading_prefix_cache: bool = False
     kv_transfer_params: Any = None
+    kv_hints: Any = None
     lora_request: Any = None
     state: str = "waiting"  # waiting, loading, running
     tables: list[list[int]] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier.clients import Urgency
+from kvtier.clients import Retention, Urgency
 from kvtier.clients.vllm.plan import Ack, Acks, Again
 from kvtier.clients.vllm.scheduler.lookups import SessionUpdate
 
@@ -67,6 +67,22 @@ def test_a_named_session_waits_for_its_next_turn(scene: Scene) -> None:
     scene.side.arrived(one)
     scene.side.finished(one, ([],))
     assert scene.agent.told == [("chat", SessionUpdate(Urgency.WAITING, back_in_s=3.0))]
+
+
+def test_what_a_request_says_of_its_tokens_goes_with_lookups_and_saves(scene: Scene) -> None:
+    one = request()
+    one.kv_hints = {"actions": [retain(80), {"action_type": "kv.fetch"}]}
+    scene.side.arrived(one)
+    assert scene.agent.asked[0].question.retention == (Retention(90),)
+    scene.agent.asked[0].answer = hit(0, 0)
+    scene.side.matched_tokens(one, 0)
+    assert scene.plan(one, 40, [1, 2, 3, 4, 5]).saves[0].retention == (Retention(90),)
+    assert scene.counters.take()["hints_ignored"] == 1
+
+
+def retain(priority: int) -> dict[str, object]:
+    payload = {"directives": [{"priority": priority}]}
+    return {"action_type": "kv.retain", "action_version": "1.0", "payload": payload}
 
 
 def test_after_a_reset_nothing_old_is_promised_or_skipped(scene: Scene) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtier.clients import Retention
 from kvtier.clients.errors import InvalidRequest, PreconditionFailed
 from kvtier.clients.vllm import identity
 from kvtier.clients.vllm.counters import NAMES, Counters
 from kvtier.clients.vllm.groups import Group, alignment_of, groups_of, why_not
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Acks, Again
-from kvtier.clients.vllm.scheduler.sessions import turn_of
+from kvtier.clients.vllm.scheduler.sessions import Turn, turn_of
 from kvtier.clients.vllm.versions import is_tested, why_not_served
 from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
 
@@ -158,8 +159,14 @@ def test_a_group_that_must_stay_is_not_served() -> None:
 # ------------------------------------------------------------------------------------------ sessions
 
 
-def asked(params: Any = None, session_id: str | None = None) -> Any:
-    return SimpleNamespace(request_id="7", kv_transfer_params=params, session_id=session_id)
+def asked(params: Any = None, session_id: str | None = None, kv_hints: Any = None) -> Any:
+    return SimpleNamespace(
+        request_id="7",
+        kv_transfer_params=params,
+        session_id=session_id,
+        num_prompt_tokens=100,
+        kv_hints=kv_hints,
+    )
 
 
 def test_a_request_without_a_name_is_its_own_session() -> None:
@@ -171,7 +178,7 @@ def test_a_request_without_a_name_is_its_own_session() -> None:
 def test_named_sessions_stay_until_their_last_turn() -> None:
     params = {"kvtier_session": "chat", "kvtier_deadline_s": 2, "kvtier_returns_in_s": 0.5}
     turn = turn_of(asked(params), "engine")
-    assert turn == ("chat", 2.0, 0.5, False, True, True)
+    assert turn == Turn("chat", 2.0, 0.5, False, True, True)
     assert turn_of(asked({**params, "kvtier_last": True}), "engine").is_last
     assert turn_of(asked(session_id="from the API"), "engine")[:4] == ("from the API", None, None, False)
 
@@ -181,6 +188,22 @@ def test_hints_that_make_no_sense_are_ignored(params: Any) -> None:
     assert turn_of(asked(params), "engine").session == "engine/7"
     for value in (-1, "soon", True, float("nan")):
         assert turn_of(asked({"kvtier_deadline_s": value}), "engine").deadline_s is None
+
+
+def test_hints_come_in_the_engines_own_field_or_as_a_parameter() -> None:
+    retain = {
+        "action_id": "1",
+        "action_type": "kv.retain",
+        "action_version": "1.0",
+        "payload": {"directives": [{"covers_output": True, "priority": 0}]},
+    }
+    envelope = {"protocol_version": "0.1", "message_id": "m", "actions": [retain]}
+    for request in (asked(kv_hints=envelope), asked({"kvtier_hints": envelope})):
+        assert turn_of(request, "engine").retention == (Retention(0, 100),)
+    evict = {**envelope, "actions": [{**retain, "action_type": "kv.evict", "payload": {}}]}
+    assert turn_of(asked({"kvtier_session": "chat"}, kv_hints=evict), "engine").is_last
+    both = turn_of(asked({"kvtier_hints": envelope}, kv_hints=evict), "engine")
+    assert both.retention == (), "the engine's own field counts"
 
 
 # ---------------------------------------------------------------------------------------- identities
