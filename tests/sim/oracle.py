@@ -365,7 +365,7 @@ class Oracle:
             "waiting": len(planner.waiting),
             "listeners": len(planner.copies._listeners),
             "pins": len(planner.pins),
-            "reservations": len(planner.writes._jobs),
+            "reservations": len(planner.writes._jobs) + len(planner.writes._fetching),
             "acquires": len(planner.reads._jobs),
             "fetches": len(planner.fetches) + len(self._daemon.source.batches),
             "exports": len(planner.exports),

@@ -251,7 +251,7 @@ class Fetches:
         if not job.is_done:
             self._coming.update(dict.fromkeys(job.coming, job))
             self._begun[job] = speed, speed.began(job.num_bytes, self._core.now)
-        return len(self.prefix(namespace, chain[:end])) == end
+        return len(self.prefix(namespace, chain[first:end])) == end - first
 
     def _ended(self, job: PutJob) -> None:
         """A fetch ended: learn how fast the source is, and not to ask for this bundle again at once."""

@@ -45,6 +45,8 @@ class WriteRequests:
         self._waiting = waiting
         self._usage = usage
         self._jobs: dict[int, PutJob] = {}  # unfinished puts, by reservation
+        #: Unfinished fetches, of which there may be hundreds: no step may look at all of them.
+        self._fetching: dict[int, FetchJob] = {}
         self._answered: list[PutJob] = []  # finished ones: answered, but sessions and policies were not told
         self._ids = SecretIds(core.secret, "reservation")
         self._num_untold = 0  # puts in one step, ever: they have negative numbers, which callers are not told
@@ -110,7 +112,8 @@ class WriteRequests:
 
     def namespaces(self) -> set[int]:
         """Return the namespaces of unfinished puts."""
-        return {job.namespace.id for job in (*self._jobs.values(), *self._answered)}
+        jobs = (*self._jobs.values(), *self._fetching.values(), *self._answered)
+        return {job.namespace.id for job in jobs}
 
     def client_gone(self, client_id: int) -> None:
         """Give back what a client reserved and never committed."""
@@ -189,7 +192,7 @@ class WriteRequests:
             self._done(job)
 
         job = FetchJob(self._core, self._residency, self._copies, self._pressure, put, done, bundle)
-        self._jobs[-self._num_untold] = job
+        self._fetching[-self._num_untold] = job
         return job
 
     def _reserved(self, event: CommitRequested) -> PutJob | None:
@@ -210,6 +213,7 @@ class WriteRequests:
 
     def _done(self, job: PutJob) -> None:
         self._jobs.pop(job.reservation_id, None)
+        self._fetching.pop(job.reservation_id, None)
         self._answered.append(job)
 
     def _tell(self, job: PutJob) -> None:
