@@ -18,8 +18,8 @@ from ...tiers.block import Tier
 from ...tiers.ladder import STANDARD, Ladder, with_memory
 from ..config import SettingsError
 from ..config.units import parse_bytes, parse_duration
+from ..core.copying.source_speed import STORE_LATENCY_S
 from ..core.options import PlannerOptions, WriteMode
-from ..core.requests.source_speed import STORE_LATENCY_S
 from ..observability.pictures import CannotDraw, check_target
 from ..replay import report
 from ..replay.chart import write_chart

@@ -230,8 +230,8 @@ SOURCE = (
            "What other hosts have computed for this one.", sources.source("num_blocks_fetched")),
     Metric("kvtier_source_exports_total", "counter", ("outcome",),
            "Bundles to store: `stored`, `shared_already` (the store has it), `failed`, or why not: "
-           "`over_budget`, `not_in_memory`, `not_worth` (by `object.price`), `too_large`, `dropped` (too "
-           "many waited).",
+           "`over_budget`, `not_in_memory`, `not_worth` (by `object.price`, or it is computed sooner), "
+           "`too_large`, `dropped` (too many waited).",
            "What is stored for others, and what keeps the rest.", sources.source_exports),
     Metric("kvtier_source_day_dollars", "gauge", ("reason",),
            "The last 24 hours in dollars, since the start at most, by the prices of `object.price`.",

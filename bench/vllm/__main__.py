@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.vllm import overhead, recovery, ttft
+from bench.vllm import new_host, overhead, recovery, ttft
 from bench.vllm.measure import machine
 from bench.vllm.priority import use_priority
 
@@ -22,6 +22,7 @@ TITLES = {
     "ttft": "ttft: seconds to the first token of a stored prompt (mid: 143 M parameters, bfloat16)",
     "overhead": "overhead: a workload in which nothing repeats (mid)",
     "recovery": "recovery: the appliance is lost under load (mid)",
+    "store": "store: seconds to the first token on a new host, the first is gone with its disk (mid)",
 }
 RUN: dict[str, Callable[[argparse.Namespace], list[Any]]] = {
     "ttft": lambda args: ttft.run(args.quick, args.rounds, args.store or ttft.STORES),
@@ -29,11 +30,13 @@ RUN: dict[str, Callable[[argparse.Namespace], list[Any]]] = {
         args.quick, overhead.Plan(overhead.Against(args.against), args.rounds)
     ),
     "recovery": lambda args: recovery.run(args.quick),
+    "store": lambda args: new_host.run(args.quick, args.rounds, args.gateway),
 }
 REPORT: dict[str, Callable[[Any], str]] = {
     "ttft": ttft.report,
     "overhead": overhead.report,
     "recovery": recovery.report,
+    "store": new_host.report,
 }
 
 
@@ -62,7 +65,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--rounds",
         type=int,
         default=0,
-        help="how many: of overhead 8, of ttft 15 in memory and 6 on disk, if not said",
+        help="how many: of overhead 8, of ttft 15 in memory and 6 on disk, of store 3, if not said",
     )
     parser.add_argument(
         "--store", action="append", choices=ttft.STORES, help="ttft: from where; default: from both in turn"
@@ -73,6 +76,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=Path,
         metavar="FILE",
         help="overhead: only report earlier runs, taken together",
+    )
+    parser.add_argument(
+        "--gateway",
+        action="store_true",
+        help="store: from Ceph's S3 gateway, started for it; default: a folder",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     args = parser.parse_args(arguments)

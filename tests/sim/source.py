@@ -20,9 +20,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.copying import source_index
+from kvtier.appliance.core.copying import source_index, source_speed
 from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchBundles
-from kvtier.appliance.core.requests import source_speed
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Geometry, Tier

@@ -3,7 +3,8 @@
     eager     every bundle, when its last block was put
     worth     bundles that were used again after they were put; where prefill and the source have prices, as
               often as reads of the bundle take to save what storing it costs (worth.py): to rent until the
-              rent is the price costs at most twice what the best choice does, whatever is used later
+              rent is the price costs at most twice what the best choice does, whatever is used later. Of a
+              chain that is computed sooner than a source of known speed would bring it nothing is stored
 
 A bundle is exported out of host memory while all its blocks are there, which they are when they were just put
 or read. Its places are held until the shell has stored it. In flight is at most a share of the put tier, so
@@ -29,6 +30,7 @@ from ..catalog.policy_listeners import Listener
 from ..catalog.residency import Residency
 from ..catalog.states import State
 from ..copying.source_index import SourceIndex
+from ..copying.source_speed import MARGIN
 from ..copying.write_budget import WriteBudget
 from ..events import ExportFinished, SourceChanged
 from ..instructions import BundleBlocks, ExportBundle
@@ -38,6 +40,8 @@ from ..worth import KEPT_DAYS, reads_to_earn
 MAX_QUEUED: Final = 4096  # bundles that wait for their turn; beyond it the oldest one is dropped
 MAX_STEPS: Final = 16  # bundles looked at in one step
 MAX_COUNTED: Final = 65_536  # bundles of which uses are counted
+#: A source that was measured slow gets something to be measured by again after so long.
+SPEED_TRUST_S: Final = 3600.0
 KEPT_S: Final = KEPT_DAYS * 86_400.0
 
 
@@ -117,15 +121,34 @@ class Exports:
         catalog = self._core.catalog
         namespace = catalog.namespace_of(rows[0])
         size = self._index.num_blocks(namespace)
-        for row in rows:
-            is_last = (catalog.position[row] + 1) % size == 0
-            if is_last and not self._index.is_stored(namespace.id, catalog.prefix_hash[row]):
-                self._queue.append(catalog.handle(row))
-                if is_use and self._core.options.prices.gpu_hour:
-                    self._count_use(catalog.handle(row))
+        ends = [
+            row
+            for row in rows
+            if (catalog.position[row] + 1) % size == 0
+            and not self._index.is_stored(namespace.id, catalog.prefix_hash[row])
+        ]
+        if ends and self._share(rows[0]) == "worth" and not self._is_fetched_sooner(rows[-1]):
+            self._core.story.count("exports_not_worth", len(ends))
+            return
+        for row in ends:
+            self._queue.append(catalog.handle(row))
+            if is_use and self._core.options.prices.gpu_hour:
+                self._count_use(catalog.handle(row))
         while len(self._queue) > MAX_QUEUED:
             self._queue.popleft()
             self._core.story.count("exports_dropped")
+
+    def _is_fetched_sooner(self, last: int) -> bool:
+        """Whether fetching the chain that ends with block `last` is sooner than computing it, by MARGIN, if
+        nothing else is on its way. True where the speed of the source or of prefill is not known."""
+        catalog, core, speed = self._core.catalog, self._core, self._index.store_speed
+        namespace = catalog.namespace_of(last)
+        is_prefill_known = core.costs.prefill_speed(namespace.id)[1] != "geometry"
+        if not is_prefill_known or not speed.is_known(core.now, SPEED_TRUST_S):
+            return True
+        num_blocks = catalog.position[last] + 1
+        fetch_s = speed.fetch_s(num_blocks * namespace.block_bytes, core.now, is_alone=True)
+        return MARGIN * fetch_s < core.costs.recompute_s(namespace.id, 0, num_blocks)
 
     def drain(self) -> None:
         """Queue each bundle that may be stored and is not known to be, in the order of its worth.

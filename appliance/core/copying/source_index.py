@@ -1,4 +1,6 @@
-"""SourceIndex: which bundles the source was said to hold or to lack. Hints, bounded in number and age.
+"""SourceIndex: bundles that the source was said to hold or to lack, and how fast its store is.
+
+Hints, bounded in number and age.
 
 What is not there is not asked for again for a minute: a question costs a request and a round trip. What is
 there is believed for an hour, after which an export asks again: a bundle may have expired meanwhile.
@@ -10,6 +12,7 @@ from typing import Final
 from ....sources.objects.limits import blocks_per_bundle
 from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
+from .source_speed import STORE_LATENCY_S, SourceSpeed
 
 PRESENT_S: Final = 3600.0
 HOST_PRESENT_S: Final = 5.0  # of what only other hosts have: that they do is asked of memory
@@ -22,6 +25,7 @@ class SourceIndex:
 
     def __init__(self, core: CoreState) -> None:
         self._core = core
+        self.store_speed = SourceSpeed(STORE_LATENCY_S)
         #: Whether it is there, until when that is believed, whether a store has it.
         self._known: OrderedDict[tuple[int, bytes], tuple[bool, float, bool]] = OrderedDict()
         self._num_blocks: dict[int, int] = {}  # of a bundle, by namespace

@@ -20,17 +20,17 @@ from typing import Final, NamedTuple
 from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..copying.source_index import SourceIndex
+from ..copying.source_speed import HOST_LATENCY_S, MARGIN, STORE_LATENCY_S, BegunFetch, SourceSpeed
 from ..events import AcquireRequested, LookedUp, ReserveRequested, SourceChanged, SourceSearched
 from ..instructions import BundleBlocks, SearchBundles
 from .fetch_job import FetchJob
 from .leases import ClientEntry
 from .put_job import PutJob
-from .source_speed import HOST_LATENCY_S, STORE_LATENCY_S, BegunFetch, SourceSpeed
 from .write_requests import WriteRequests
 
-#: How much sooner than computing a fetch has to be, and how much later than expected it may be.
-MARGIN: Final = 1.5
 PATIENCE_S: Final = 0.5  # later than expected it may always be, if computing takes longer
+#: Of the time that computing takes, waited for what was expected sooner: by no more is a lost fetch dearer.
+PATIENT_SHARE: Final = 0.25
 #: Of the latest search in the chance that the searches of a namespace find something.
 SEARCH_WEIGHT: Final = 0.05
 #: Of the time that an acquire has: a store that hardly answers must not take what loading from here needs.
@@ -81,7 +81,7 @@ class Fetches:
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
         self._begun: dict[PutJob, tuple[SourceSpeed, BegunFetch]] = {}
         self._chance: dict[int, float] = {}  # by namespace: that a search finds something
-        self._store, self._hosts = SourceSpeed(STORE_LATENCY_S), SourceSpeed(HOST_LATENCY_S)
+        self._store, self._hosts = index.store_speed, SourceSpeed(HOST_LATENCY_S)
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._coming)
@@ -130,7 +130,8 @@ class Fetches:
             return True
         if speed.is_known(now) and not event.load_anyway:
             expected_s = speed.fetch_s((end - num_here) * namespace.block_bytes, now)
-            deadline_at = min(deadline_at, now + max(PATIENCE_S, MARGIN * expected_s))
+            patience_s = max(PATIENCE_S, MARGIN * expected_s, PATIENT_SHARE * wait_s)
+            deadline_at = min(deadline_at, now + patience_s)
         for start in range(first, end, size):
             stop = min(start + size, end)
             begins_at = max(start, num_here)

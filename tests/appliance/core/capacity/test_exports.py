@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.capacity.exports import SPEED_TRUST_S
+from kvtier.appliance.core.copying.source_speed import MARGIN
 from kvtier.appliance.core.instructions import ExportBundle
 from kvtier.appliance.core.worth import KEPT_DAYS, SourcePrices
 from kvtier.policies.costs import PrefillModel
@@ -175,6 +177,33 @@ def test_reads_before_the_days_that_are_paid_for_do_not_count() -> None:
     assert not rig.exports
     rig.read(chain)
     assert len(rig.exports) == 1
+
+
+def test_what_is_computed_sooner_than_fetched_is_not_stored() -> None:
+    """The whole chain of a use counts: its first bundles are fetched with the others."""
+    rig, chain = Exporting(), hashes("a", 2 * SIZE)
+    speed = rig.planner.source_index.store_speed
+    speed.ended(
+        speed.began(BUNDLE_BYTES, rig.now), BUNDLE_BYTES, BUNDLE_BYTES, is_late=False, now=rig.now + 1.0
+    )
+    rig.now += 1.0
+    one_s, two_s = (speed.fetch_s(num * BUNDLE_BYTES, rig.now) for num in (1, 2))
+    rig.put(chain)
+    # A bundle of the two is computed in less than MARGIN times its fetch, both are not: the latency is one.
+    stated(rig, 2 * SIZE * GEOMETRY.block_tokens / (MARGIN * two_s * 1.01))
+    assert MARGIN * one_s > rig.planner.costs.recompute_s(rig.namespace_id, 0, SIZE)
+    rig.read(chain[:SIZE])
+    assert not rig.exports
+    assert rig.count("exports_not_worth") == 1
+    rig.read(chain)
+    assert len(rig.exports) == 2
+    for export in rig.exports:
+        rig.stored(export)
+    rig.now += SPEED_TRUST_S + 1
+    other = hashes("b", SIZE)
+    rig.put(other)
+    rig.read(other)
+    assert len(rig.exports) == 3, "how fast the source is now is not known"
 
 
 def test_prices_are_not_compared_before_prefill_is_known() -> None:

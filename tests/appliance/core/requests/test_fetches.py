@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.copying.source_speed import DEFAULT_BYTES_PER_S, MARGIN, STORE_LATENCY_S, WEIGHT
 from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
-from kvtier.appliance.core.requests.fetches import MARGIN, PATIENCE_S
-from kvtier.appliance.core.requests.source_speed import DEFAULT_BYTES_PER_S, STORE_LATENCY_S, WEIGHT
+from kvtier.appliance.core.requests.fetches import PATIENCE_S, PATIENT_SHARE
 from kvtier.appliance.core.results import Refusal
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyOutcome
@@ -344,7 +344,9 @@ def test_a_source_of_known_speed_is_not_waited_for_as_long_as_computing_takes() 
     rig.acquire(hashes("a", SIZE))
     (fetch,) = search_found(rig, 1)
     expected_s = STORE_LATENCY_S + SIZE * GEOMETRY.block_bytes / bytes_per_s
-    assert fetch.deadline_at == pytest.approx(rig.now + max(PATIENCE_S, MARGIN * expected_s))
+    recompute_s = rig.planner.costs.recompute_s(rig.namespace_id, 0, SIZE)
+    assert PATIENT_SHARE * recompute_s > max(PATIENCE_S, MARGIN * expected_s)
+    assert fetch.deadline_at == pytest.approx(rig.now + PATIENT_SHARE * recompute_s)
 
 
 def test_fetches_that_are_late_together_are_one_lesson() -> None:

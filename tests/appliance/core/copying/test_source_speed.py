@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier.appliance.core.requests.source_speed import (
+from kvtier.appliance.core.copying.source_speed import (
     DEFAULT_BYTES_PER_S,
     LEAST_BYTES_PER_S,
     STORE_LATENCY_S,

@@ -13,6 +13,8 @@ DEFAULT_BYTES_PER_S: Final = 200e6
 STORE_LATENCY_S: Final = 0.03  # of a request
 HOST_LATENCY_S: Final = 0.005
 LEAST_BYTES_PER_S: Final = 1e6
+#: How much sooner than computing a fetch has to be, and how much later than expected it may be.
+MARGIN: Final = 1.5
 WEIGHT: Final = 0.3  # of the latest measurement
 TRUST_S: Final = 60.0
 LEAST_ELAPSED_S: Final = 1e-3
@@ -37,9 +39,9 @@ class SourceSpeed:
         self._measured_at = self._slowed_at = float("-inf")
         self._in_flight_bytes = self._landed_bytes = 0
 
-    def is_known(self, now: float) -> bool:
-        """Return whether fetches were measured lately."""
-        return now - self._measured_at <= TRUST_S
+    def is_known(self, now: float, trust_s: float = TRUST_S) -> bool:
+        """Return whether a fetch was measured in the last `trust_s` seconds."""
+        return now - self._measured_at <= trust_s
 
     def bytes_per_s(self, now: float) -> float:
         """Return the speed to expect; what was slow once is tried again after TRUST_S."""
