@@ -9,7 +9,8 @@ not arrive is not asked for again for a minute.
 
 Nothing is fetched unless it arrives, behind all that is on its way already, by MARGIN sooner than computing
 would: what is as slow as that saves nothing and takes room from what is here. No acquire waits longer than
-computing takes, nor for a source of known speed much longer than that promises; for the end of a search at
+computing takes, nor for a source of known speed much longer than that promises, or than PATIENT_SHARE of
+computing: a source that is late for a moment would cost all of that. For the end of a search it waits at
 most a tenth of its time, and not at all where searches find too seldom to repay it.
 """
 
