@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
@@ -15,6 +16,7 @@ from kvtier.clients import Client, KvtierError
 from kvtier.sources.objects.bundle import verify_bundle
 from kvtier.sources.objects.store import ObjectStore
 from tests.daemon import PATIENT, Daemon
+from tests.e2e.test_coded_streams import counters
 from tests.e2e.test_shared_store import (
     CHAIN_BLOCKS,
     DEADLINE_S,
@@ -182,3 +184,36 @@ def test_a_request_ends_and_local_ones_work_while_the_gateway_is_stopped(
 def _read_and_fail(daemon: Daemon) -> None:
     with contextlib.suppress(KvtierError), Client(daemon.target, timeout=PATIENT) as client:
         client.get(client.register(IDENTITY), names_of(0))
+
+
+@pytest.mark.timeout(600)
+def test_hosts_that_export_the_same_at_the_same_instant_store_it_once(
+    ceph: Gateway, proxy: Proxy, tmp_path: Path
+) -> None:
+    """PUTs are held until the gateway has two of one bundle, and then all come at once."""
+    url = new_url(ceph)
+    num_puts: Counter[str] = Counter()
+    have_met = threading.Event()
+
+    def on_request(one: str, path: str) -> Answer | None:
+        if one == "put" and "/v1/b/" in path:
+            num_puts[path] += 1
+            if num_puts[path] == 2:
+                have_met.set()
+            have_met.wait(DEADLINE_S)
+        return None
+
+    with host(tmp_path / "first", url, "eager") as first, host(tmp_path / "second", url, "eager") as second:
+        proxy.on_request = on_request
+        fills = [threading.Thread(target=fill, args=(daemon,)) for daemon in (first, second)]
+        for one in fills:
+            one.start()
+        for one in fills:
+            one.join()
+        for daemon in (first, second):
+            fill_store(daemon, ceph, url)
+        counted = [counters(daemon) for daemon in (first, second)]
+        assert sum(one["bundles_exported"] for one in counted) <= NUM_BUNDLES
+        assert sum(one["bundles_shared_already"] for one in counted) >= 1
+        assert (first.stop(), second.stop()) == (0, 0)
+    assert have_met.is_set()
