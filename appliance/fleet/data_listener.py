@@ -1,27 +1,32 @@
 """DataListener: accepts data connections of other hosts, and sends what their tickets stand for.
 
-The event loop only waits for connections and for what comes over them; TLS, tickets and bytes are handled in
-threads, one connection at a time each, bounded in time. An idle connection takes no thread.
+Connections are accepted, proven and asked for tickets on the event loop; only bytes are sent in threads. So
+anything that reaches the port, connects and sends nothing, or half a ticket, takes no thread, and one that
+never showed a ticket makes room when there are too many connections. A thread for each connection that begins
+a ticket was rejected: a dozen strangers held up all hosts. A host that takes nothing of what is sent to it is
+left after STALL_S: what it was to read stays pinned, and a thread is bound, until then.
 """
 
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from ...sources.peers.connection import ConnectionLost, bound_waits, break_off
-from ...sources.peers.sending import read_ticket, send_payloads
+from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, bound_waits, break_off
+from ...sources.peers.sending import send_payloads
 from ..errors import StartError
 from .fleet_tls import FleetTls
 from .tickets import DataTicket, PeerService
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS: Final = 512  # further ones are closed at once
+MAX_CONNECTIONS: Final = 512
 MAX_SENDING: Final = 8
 READ_S: Final = 2.0  # for a ticket, from its first byte on
+STALL_S: Final = 2.0
 
 
 class DataListener:
@@ -41,8 +46,10 @@ class DataListener:
         self._tickets = tickets
         self._tls = tls
         self._clock = clock
-        self._pool = ThreadPoolExecutor(MAX_SENDING, thread_name_prefix="kvtier-send")
-        self._connections: set[socket.socket] = set()
+        self._senders = ThreadPoolExecutor(MAX_SENDING, thread_name_prefix="kvtier-send")
+        self._connections: dict[
+            asyncio.Task[None], bool
+        ] = {}  # whether it ever showed a ticket; oldest first
         self._is_stopping = False
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -61,78 +68,125 @@ class DataListener:
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
-        await asyncio.to_thread(self._pool.shutdown)
-        for connection in list(self._connections):
-            self._close(connection)
+        await asyncio.to_thread(self._senders.shutdown)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError:  # it has gone again, or there are no descriptors: the next one is asked for later
             return
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= MAX_CONNECTIONS and not self._drop_stranger():
             connection.close()
             return
-        self._connections.add(connection)
-        self._wait(connection)
+        task = self._loop.create_task(self._serve(connection))
+        self._connections[task] = False
+        task.add_done_callback(lambda task: self._connections.pop(task, None))
 
-    def _wait(self, connection: socket.socket) -> None:
-        self._loop.add_reader(connection, self._readable, connection)
+    def _drop_stranger(self) -> bool:
+        """End the first of the connections that never showed a ticket; False: there is none."""
+        stranger = next((one for one, is_known in self._connections.items() if not is_known), None)
+        if stranger is None:
+            return False
+        del self._connections[stranger]
+        return stranger.cancel()
 
-    def _readable(self, connection: socket.socket) -> None:
-        self._loop.remove_reader(connection)
-        self._connections.discard(connection)
-        if self._is_stopping:
-            connection.close()
-            return
-        self._pool.submit(self._serve, connection).add_done_callback(
-            lambda future: self._loop.call_soon_threadsafe(self._served, future)
-        )
+    async def _serve(self, connection: socket.socket) -> None:
+        """Answer one ticket after the other, until the other end leaves or does what no host should."""
+        try:
+            connection.setblocking(False)
+            await self._ready(connection)
+            async with asyncio.timeout(READ_S):
+                if self._tls is not None:
+                    connection = await self._encrypted(connection, self._tls)
+                number = await self._read_ticket(connection)
+            while (ticket := self._tickets.take(number)) is not None:
+                task = asyncio.current_task()
+                assert task is not None
+                self._connections[task] = True
+                if not await self._loop.run_in_executor(self._senders, self._send, connection, ticket):
+                    return
+                connection.setblocking(False)
+                if not (isinstance(connection, ssl.SSLSocket) and connection.pending()):
+                    await self._ready(connection)
+                async with asyncio.timeout(READ_S):
+                    number = await self._read_ticket(connection)
+        except (OSError, ConnectionLost, RuntimeError) as problem:  # the last: no thread begins at the end
+            log.debug("data connection: %s", problem)
+        finally:
+            break_off(connection)
 
-    def _served(self, future: "Future[socket.socket | None]") -> None:
-        connection = future.result()
-        if connection is None:
-            return
-        self._connections.add(connection)
-        if self._is_stopping:
-            self._close(connection)
-        else:
-            self._wait(connection)
+    async def _ready(self, connection: socket.socket, is_to_write: bool = False) -> None:
+        """Wait until something can be read from a socket, or written to it."""
+        descriptor, ready = connection.fileno(), self._loop.create_future()
+        add, remove = self._loop.add_reader, self._loop.remove_reader
+        if is_to_write:
+            add, remove = self._loop.add_writer, self._loop.remove_writer
 
-    def _close(self, connection: socket.socket) -> None:
-        self._connections.discard(connection)
-        if connection.fileno() >= 0:
-            self._loop.remove_reader(connection)
-            connection.close()
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        add(descriptor, wake)
+        try:
+            await ready
+        finally:
+            remove(descriptor)
+
+    async def _encrypted(self, connection: socket.socket, tls: FleetTls) -> ssl.SSLSocket:
+        """Return the connection with TLS. Raises OSError; ConnectionLost when the other end is no host."""
+        context = await asyncio.to_thread(tls.context, is_server=True)
+        encrypted = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        try:
+            while True:
+                try:
+                    encrypted.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    await self._ready(encrypted)
+                except ssl.SSLWantWriteError:
+                    await self._ready(encrypted, is_to_write=True)
+            tls.check_name(encrypted)
+        except BaseException:
+            encrypted.close()
+            raise
+        return encrypted
+
+    async def _read_ticket(self, connection: socket.socket) -> bytes:
+        found = b""
+        while len(found) < TICKET_BYTES:
+            try:
+                part = connection.recv(TICKET_BYTES - len(found))
+            except (BlockingIOError, ssl.SSLWantReadError):
+                await self._ready(connection)
+                continue
+            if not part:
+                raise ConnectionLost("the other end closed the connection")
+            found += part
+        return found
 
     # ------------------------------------------------------------------------------------- threads
 
-    def _serve(self, connection: socket.socket) -> socket.socket | None:
-        """Answer one ticket. Returns the connection for the next one; None when it is closed."""
-        ends_at = self._clock() + READ_S
+    def _send(self, connection: socket.socket, ticket: DataTicket) -> bool:
+        """Send what a ticket stands for; whether all of it has arrived. Nothing reads it afterwards."""
+        is_sent, heard_at = False, self._clock()
 
-        def check() -> None:
-            if self._is_stopping or self._clock() >= ends_at:
+        def check(is_moving: bool) -> None:
+            nonlocal heard_at
+            now = self._clock()
+            heard_at = now if is_moving else heard_at
+            if self._is_stopping or now >= min(ticket.ends_at, heard_at + STALL_S):
                 raise ConnectionLost("time is over")
 
-        ticket, is_sent = None, False
         try:
-            if self._tls is not None and not hasattr(connection, "getpeercert"):
-                connection = self._tls.accept(connection)
             bound_waits(connection)
-            ticket = self._tickets.take(read_ticket(connection, check))
-            if ticket is None:
-                raise ConnectionLost("the ticket is not known")
-            ends_at = ticket.ends_at
-            send_payloads(connection, ticket.pieces, len(ticket.pieces), check)
+            send_payloads(connection, ticket.pieces, check)
             is_sent = True
         except (OSError, ConnectionLost) as problem:
             log.debug("data connection: %s", problem)
             break_off(connection)  # before its ticket ends: the kernel may still hold pages
         finally:
-            if ticket is not None:
-                self._loop.call_soon_threadsafe(self._end, ticket, is_sent)
-        return connection if connection.fileno() >= 0 else None
-
-    def _end(self, ticket: DataTicket, is_sent: bool) -> None:
-        self._tickets.end(ticket, is_sent)
+            self._loop.call_soon_threadsafe(self._tickets.end, ticket, is_sent)
+        return is_sent

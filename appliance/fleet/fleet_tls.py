@@ -5,9 +5,7 @@ name `peers.certificate_name`. Files are read again when they have changed.
 """
 
 import os
-import socket
 import ssl
-from typing import Final
 
 import grpc
 
@@ -15,8 +13,6 @@ from ...sources.peers.connection import ConnectionLost
 from ...v1.files import read_regular_file
 from ..config import Tls
 from ..security.tls import MAX_FILE_BYTES
-
-HANDSHAKE_S: Final = 2.0
 
 
 class FleetTls:
@@ -52,14 +48,8 @@ class FleetTls:
         self._contexts[is_server] = (state, context)
         return context
 
-    def accept(self, connection: socket.socket) -> ssl.SSLSocket:
-        """Return an accepted connection with TLS.
-
-        Blocks, for HANDSHAKE_S at most. Raises OSError, and ConnectionLost when the other end is no host."""
-        connection.settimeout(HANDSHAKE_S)
-        encrypted = self.context(is_server=True).wrap_socket(connection, server_side=True)
+    def check_name(self, encrypted: ssl.SSLSocket) -> None:
+        """Raise ConnectionLost when the other end of an accepted connection has no certificate of a host."""
         names = (encrypted.getpeercert() or {}).get("subjectAltName", ())
         if ("DNS", self.name) not in names:
-            encrypted.close()
             raise ConnectionLost(f"its certificate has no name {self.name}")
-        return encrypted

@@ -52,6 +52,7 @@ class _Held(NamedTuple):
     """Blocks under a lease: their fragments, group-major."""
 
     num_blocks: int
+    client: int
     lease: int
     fragments: list[ReadyFragment]
 
@@ -59,7 +60,7 @@ class _Held(NamedTuple):
 class PeerService:
     """Handler of PeerService: issues tickets, and tells what this host holds.
 
-    `data_port`: where connections show tickets, once it is known. Owned by the event loop, but for `take`."""
+    `data_port`: where connections show tickets, once it is known. Owned by the event loop."""
 
     def __init__(self, service: CacheService, events: EventLog, send_limit: int | None) -> None:
         self._service = service
@@ -111,9 +112,9 @@ class PeerService:
         finally:
             self._num_acquiring -= 1
         if not held.fragments:
-            self._release(namespace.identity.domain, held.lease)
+            self._release(held.client, held.lease)
             return pb.FetchBlocksResponse()
-        ticket = self._issue(namespace.identity.domain, held)
+        ticket = self._issue(held)
         engines = [service.memory(one.tier) for one in held.fragments]
         return pb.FetchBlocksResponse(
             ticket=ticket.number,
@@ -166,11 +167,11 @@ class PeerService:
         finally:
             if not is_held:
                 appliance.abandon(replies)
-                self._release(domain, last.lease_id)
+                self._release(client.id, last.lease_id)
         num_blocks = min(last.num_blocks, self._num_exact(namespace, names))
         fragments = [one for one in found if one.block < num_blocks]
         fragments.sort(key=lambda one: (one.group, one.block))
-        return _Held(num_blocks, last.lease_id, fragments)
+        return _Held(num_blocks, client.id, last.lease_id, fragments)
 
     def _num_exact(self, namespace: NamespaceEntry, names: Iterable[bytes]) -> int:
         """Return the blocks before the first one that came out of a lossy record: another host would not know
@@ -191,7 +192,7 @@ class PeerService:
 
     # ------------------------------------------------------------------------------------- tickets
 
-    def _issue(self, domain: str, held: _Held) -> DataTicket:
+    def _issue(self, held: _Held) -> DataTicket:
         pieces, num_bytes = [], 0
         for one in held.fragments:
             engine = self._service.memory(one.tier)
@@ -202,8 +203,7 @@ class PeerService:
         self._promised_until = max(now, self._promised_until) + num_bytes / self._send_limit
         number = secrets.token_bytes(TICKET_BYTES)
         timer = self._loop.call_later(TICKET_S, self._expire, number)
-        client = self._clients[domain].id
-        ticket = DataTicket(number, pieces, num_bytes, client, held.lease, now + SEND_S, timer)
+        ticket = DataTicket(number, pieces, num_bytes, held.client, held.lease, now + SEND_S, timer)
         self._waiting[number] = ticket
         self.counters["tickets_issued"] += 1
         return ticket
@@ -215,8 +215,8 @@ class PeerService:
             self._let_go(ticket)
 
     def take(self, number: bytes) -> DataTicket | None:
-        """Return the ticket of a number, for its one use; None when there is none. From any thread."""
-        ticket = self._waiting.pop(number, None)  # atomic: one of several threads gets it
+        """Return the ticket of a number, for its one use; None when there is none."""
+        ticket = self._waiting.pop(number, None)
         if ticket is not None:
             self._used.add(ticket)
         return ticket
@@ -233,6 +233,6 @@ class PeerService:
         ticket.pieces = ()
         self._service.appliance.step(ReleaseRequested(None, ticket.client, [ticket.lease]))
 
-    def _release(self, domain: str, lease: int) -> None:
+    def _release(self, client: int, lease: int) -> None:
         if lease:
-            self._service.appliance.step(ReleaseRequested(None, self._clients[domain].id, [lease]))
+            self._service.appliance.step(ReleaseRequested(None, client, [lease]))

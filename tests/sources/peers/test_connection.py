@@ -11,7 +11,7 @@ import pytest
 
 from kvtier.sources.peers.connection import HEADER, MAGIC, TICKET_BYTES, ConnectionLost, bound_waits, is_quiet
 from kvtier.sources.peers.receiving import PayloadReader, connect
-from kvtier.sources.peers.sending import Piece, read_ticket, send_payloads
+from kvtier.sources.peers.sending import Piece, send_payloads
 
 TICKET = bytes(range(TICKET_BYTES))
 PATIENCE_S = 60.0
@@ -58,8 +58,8 @@ def test_payloads_arrive_as_they_lie_in_memory(size: int) -> None:
 
         def hold() -> None:
             for _ in range(2):  # one ticket after the other
-                tickets.append(read_ticket(holder, no_check))
-                send_payloads(holder, pieces, 2, no_check)
+                tickets.append(holder.recv(TICKET_BYTES, socket.MSG_WAITALL))
+                send_payloads(holder, pieces, no_check)
 
         with beside(hold):
             for _ in range(2):
@@ -82,8 +82,8 @@ def test_a_lease_is_not_over_before_the_other_end_has_everything() -> None:
     with both_ends() as (fetcher, holder):
 
         def hold() -> None:
-            read_ticket(holder, no_check)
-            send_payloads(holder, [Piece(memory, 0, memoryview(bytes(1000)))], 1, no_check)
+            holder.recv(TICKET_BYTES, socket.MSG_WAITALL)
+            send_payloads(holder, [Piece(memory, 0, memoryview(bytes(1000)))], no_check)
             ended.set()
 
         with beside(hold):
@@ -148,5 +148,5 @@ def test_a_fetcher_that_leaves_ends_the_sending() -> None:
         piece = Piece(memory, 0, memoryview(bytes(64 << 20)))
         fetcher.close()
         with pytest.raises((OSError, ConnectionLost)):
-            send_payloads(holder, [piece], 1, no_check)
+            send_payloads(holder, [piece], no_check)
         os.close(memory)

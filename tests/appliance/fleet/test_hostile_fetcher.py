@@ -1,0 +1,80 @@
+"""What reaches a host's data port and is no host, or a bad one, costs other hosts nothing."""
+
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+
+from kvtier.appliance.fleet.data_listener import MAX_CONNECTIONS, MAX_SENDING
+from kvtier.appliance.fleet.tickets import SEND_S
+from kvtier.v1 import peer_pb2 as pb
+from kvtier.v1.peer_pb2_grpc import PeerServiceStub
+
+from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of, until
+
+
+def ticket_of(host: Host, chain: int) -> pb.FetchBlocksResponse:
+    """Return a ticket for a chain, as a host gets it."""
+    digest = IDENTITY.digest
+    with grpc.insecure_channel(host.address) as channel:
+        stub = PeerServiceStub(channel)
+        watch = stub.WatchInventory(pb.WatchInventoryRequest(namespace_digests=[digest]), timeout=60)
+        epoch = next(watch).epoch
+        watch.cancel()
+        request = pb.FetchBlocksRequest(
+            epoch=epoch, namespace_digest=digest, prefix_hashes=b"".join(names_of(chain)), deadline_ms=60_000
+        )
+        return stub.FetchBlocks(request, timeout=60)
+
+
+def test_strangers_take_no_connection_of_a_host(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2) as (first, second), ExitStack() as open_ones:
+        first.put(1)
+        port = ticket_of(first, 1).data_port
+        for _ in range(MAX_CONNECTIONS + MAX_SENDING):
+            open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+        until(lambda: second.read(1) == CHAIN_BLOCKS)
+        assert second.counter("peer_fetches_broken") == 0
+
+
+def test_strangers_that_begin_a_ticket_take_no_thread_of_a_host(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2) as (first, second), ExitStack() as open_ones:
+        for chain in (1, 2):
+            first.put(chain)
+        until(lambda: second.read(1) == CHAIN_BLOCKS)  # its connections are known from now on
+        port = ticket_of(first, 1).data_port
+        for _ in range(8 * MAX_SENDING):
+            one = open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+            one.sendall(b"k")
+        assert second.read(2) == CHAIN_BLOCKS
+        assert second.counter("peer_fetches_broken") == 0
+
+
+def test_a_host_that_takes_nothing_is_left_before_its_ticket_ends(tmp_path: Path) -> None:
+    with fleet(tmp_path, 1) as (host,):
+        host.put(1)
+        ticket = ticket_of(host, 1)
+        began_at = time.monotonic()
+        with socket.socket() as stopped:
+            stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stopped.connect(("127.0.0.1", ticket.data_port))
+            stopped.sendall(ticket.ticket)
+            until(lambda: host.counter("peer_tickets_broken") == 1)
+            assert time.monotonic() - began_at < SEND_S
+            until(lambda: host.status().num_leases == 0)
+
+
+def test_a_ticket_is_good_once(tmp_path: Path) -> None:
+    with fleet(tmp_path, 1) as (host,):
+        host.put(1)
+        ticket = ticket_of(host, 1)
+        for is_good in (True, False):
+            with socket.create_connection(("127.0.0.1", ticket.data_port), 60) as connection:
+                connection.sendall(ticket.ticket)
+                try:
+                    answer = connection.recv(4)
+                except ConnectionResetError:
+                    answer = b""
+                assert answer == (b"kvtr" if is_good else b"")
