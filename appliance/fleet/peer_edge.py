@@ -235,7 +235,11 @@ class PeerEdge:
             host.counters["bytes"] += num_bytes
             self.counters["bytes_received"] += num_bytes
             outcome = "arrived"
-        except (grpc.aio.AioRpcError, Refused) as failure:
+        except asyncio.CancelledError:
+            if self._is_stopping.is_set():
+                raise
+            outcome, words = "broken", "its channel was closed"  # by the end of its stream, under this call
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, Refused) as failure:
             outcome, words = "refused", str(failure)
             host.pause(self._clock() + PAUSE_S)
         except CopyError as failure:

@@ -30,6 +30,7 @@ TRICKS = (
     "empty ticket",
     "refuses",
     "never answers",
+    "leaves while it is asked",
     "drips",
 )
 DRIP_S = 0.05
@@ -70,7 +71,10 @@ class HostileHost(PeerServiceServicer):
         yield pb.WatchInventoryResponse(
             epoch=7, host="h" * 500, is_reset=True, is_complete=True, changes=changes, load=load
         )
-        while not self._ended.wait(0.5) and context.is_active():
+        num_asked = self.num_asked
+        while not self._ended.wait(0.1) and context.is_active():
+            if self.trick == "leaves while it is asked" and self.num_asked > num_asked:
+                return
             yield pb.WatchInventoryResponse(epoch=7, host="h", load=load)
 
     def FetchBlocks(  # noqa: N802
@@ -82,7 +86,7 @@ class HostileHost(PeerServiceServicer):
         num_payloads = num_blocks * self._identity.geometry.num_groups
         if self.trick == "refuses":
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no")
-        if self.trick == "never answers":
+        if self.trick in ("never answers", "leaves while it is asked"):
             self._ended.wait(60)
         if self.trick == "empty ticket":
             return pb.FetchBlocksResponse()
