@@ -31,6 +31,7 @@ from ..replay.traces import Trace, TraceError
 from ..replay.virtual import EdgeSpeed, default_speeds
 from ..replay.virtual_store import StoreModel
 from .output import console, print_json, talk
+from .replay_fleet import ROUTES, fleet_setups, replay_fleet
 from .target import Failed, json_option
 
 
@@ -113,6 +114,24 @@ def trace_options(command: Any) -> Any:
     metavar="SIZE@SPEED[@LATENCY]",
     help="With --tiers: also with an object store under them, e.g. '1TiB@1GB/s@30ms'. May be repeated.",
 )
+@click.option(
+    "--hosts",
+    "num_hosts",
+    type=click.IntRange(1, 1024),
+    help="With one of --tiers: replay over so many hosts, each with these tiers.",
+)
+@click.option(
+    "--route",
+    "routes",
+    multiple=True,
+    type=click.Choice(ROUTES),
+    help="With --hosts: how prompts are spread. May be repeated.  [default: all]",
+)
+@click.option(
+    "--network",
+    metavar="SPEED[@LATENCY]",
+    help="With --hosts: they fetch from each other, each sends and receives at SPEED, e.g. '2GB/s@5ms'.",
+)
 @trace_options
 @click.option(
     "--chart", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture: .png, .svg or .html."
@@ -125,6 +144,9 @@ def replay(
     tiers: Sequence[str],
     write: WriteMode,
     stores: Sequence[str],
+    num_hosts: int | None,
+    routes: Sequence[str],
+    network: str | None,
     first: int | None,
     block_tokens: int,
     content_ids: bool,
@@ -164,8 +186,11 @@ def replay(
             raise ValueError("--object is what lies under --tiers; name them, too")
         else:
             setups = _untimed_setups(policies, capacity, trace, shape)
+        fleets = fleet_setups(num_hosts, routes, network, setups, chart)
     except (ValueError, UnknownPolicy, SettingsError) as error:
         raise click.UsageError(str(error)) from error
+    if fleets:
+        return replay_fleet(trace, setups[0], fleets, speeds, as_json)
     outcomes = run(trace, setups, jobs, speeds)
     if as_json:
         print_json(report.plain(trace, outcomes))

@@ -17,6 +17,7 @@ class TraceFuture:
     """
 
     def __init__(self, trace: Trace, names: Sequence[bytes]) -> None:
+        self.names = names
         lengths = np.diff(trace.first)
         position = np.arange(trace.num_accesses) - np.repeat(trace.first[:-1], lengths)
         is_asked = position < np.repeat(trace.num_asked, lengths)

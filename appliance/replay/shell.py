@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...policies.base import Future
 from ..core import events as ev
 from ..core.instructions import Reply
 from ..core.planner import Planner
@@ -47,14 +46,15 @@ class Shell:
         setup: Setup,
         progress: Progress | None = None,
         on_policy_failed: PolicyFailedListener | None = None,
+        future: TraceFuture | None = None,
     ) -> None:
-        """`on_policy_failed`: told instead of raising PolicyFailed."""
+        """`on_policy_failed`: told instead of raising PolicyFailed; `future`: of this trace, if it exists."""
         self.trace = trace
         self.setup = setup
         self.progress = progress or (lambda _: None)
         identities = identities_of(trace, setup.shape)
-        self.names = trace.names()
-        future: Future = TraceFuture(trace, self.names)
+        future = future or TraceFuture(trace, trace.names())
+        self.names = future.names
         geometries = [identity.geometry for identity in identities]
         rooms = rooms_for(setup.capacity_bytes, geometries, setup.ladder)
         # Clients send what is longer than a request may be in several; here that is one.

@@ -31,6 +31,7 @@ from ..core.instructions import (
 )
 from ..core.results import AcquireResult, Refusal, Result
 from ..core.worth import day_bill
+from .future import TraceFuture
 from .outcomes import Outcome, hits_by_tier, percentiles
 from .setups import Setup
 from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
@@ -56,12 +57,15 @@ class TimedShell(Shell):
         progress: Progress | None = None,
         speeds: Mapping[str, EdgeSpeed] | None = None,
         on_policy_failed: PolicyFailedListener | None = None,
+        clock: VirtualClock | None = None,
+        future: TraceFuture | None = None,
     ) -> None:
-        self.clock = VirtualClock()
+        """`clock`, `future`: shared with other shells; own ones by default."""
+        self.clock = clock or VirtualClock()
         self.speeds = default_speeds(setup.ladder) | dict(speeds or {})
         self._waiting: dict[int, _Acquire] = {}  # by call
         self._puts: set[int] = set()  # calls
-        super().__init__(trace, setup, progress, on_policy_failed)
+        super().__init__(trace, setup, progress, on_policy_failed, future)
         self.mover = VirtualMover(self.clock, self.speeds, self._step)
         self.execute |= {
             Copy: self.mover.start,
@@ -84,10 +88,18 @@ class TimedShell(Shell):
                 FetchBundle: self._fetch,
                 ExportBundle: self._store.export,
             }
-            for namespace_id in self.namespace_ids:  # known, as of an engine that measures its prefill
-                costs = self.planner.costs
-                costs.state_speed(namespace_id, costs.prefill_speed(namespace_id)[0])
+            self.state_prefill()
             self.step(ev.SourceChanged(True), 0.0)
+
+    def state_prefill(self) -> None:
+        """Let prefill speeds be known, as of an engine that measures them."""
+        costs = self.planner.costs
+        for namespace_id in self.namespace_ids:
+            costs.state_speed(namespace_id, costs.prefill_speed(namespace_id)[0])
+
+    def computed_at(self, begin_at: float, prefill_s: float) -> float:
+        """Return when a prefill ends that can begin at `begin_at`: there is no queue."""
+        return begin_at + prefill_s
 
     def run(self) -> Outcome:
         """Replay the whole trace. Returns the outcome, audited."""
@@ -117,6 +129,10 @@ class TimedShell(Shell):
         if request % PROGRESS_STEP == 0:
             self.progress(request)
         self._arrive_from(request + 1)
+        self.serve(request)
+
+    def serve(self, request: int) -> None:
+        """Begin a request that has arrived."""
         trace = self.trace
         num_asked = int(trace.num_asked[request])
         if not num_asked:
@@ -186,7 +202,7 @@ class TimedShell(Shell):
         self._prefill_s += prefill_s
         self._saved_s += recompute_s(namespace_id, 0, num_hits) if num_hits else 0.0
         read_at = self.clock.now + read_s
-        first_token_at = read_at + prefill_s
+        first_token_at = self.computed_at(read_at, prefill_s)
         self._ttft_s[request] = first_token_at - float(trace.at[request])
         if lease_id:
             self.clock.at(read_at, lambda: self._step(ev.ReleaseRequested(None, CLIENT, [lease_id])))

@@ -1,0 +1,91 @@
+"""`kvtier replay --hosts`: one trace over several hosts, a row for each way to spread it."""
+
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.table import Table
+
+from ..config.units import about_bytes, about_duration, parse_bytes, parse_duration
+from ..core.requests.source_speed import HOST_LATENCY_S
+from ..replay.fleet import ROUTES, FleetOutcome, FleetReplay, FleetSetup
+from ..replay.setups import Setup
+from ..replay.traces import Trace
+from ..replay.virtual import EdgeSpeed
+from .output import console, print_json
+from .target import Failed
+
+__all__ = ["ROUTES", "fleet_setups", "replay_fleet"]
+
+
+def fleet_setups(
+    num_hosts: int | None,
+    routes: Sequence[str],
+    network: str | None,
+    setups: Sequence[Setup],
+    chart: Path | None,
+) -> list[FleetSetup]:
+    """Return a fleet for each route; none without `--hosts`. Raises ValueError for what does not fit it."""
+    if num_hosts is None:
+        if routes or network:
+            raise ValueError("--route and --network are about several hosts; name --hosts, too")
+        return []
+    if len(setups) != 1 or not setups[0].is_timed or setups[0].store is not None:
+        raise ValueError("--hosts takes one --tiers and one --policy; it is not replayed with --object yet")
+    if chart is not None:
+        raise ValueError("--hosts prints a table or JSON and draws no --chart")
+    speed = None
+    if network is not None:
+        bandwidth, _, latency = network.partition("@")
+        latency_s = parse_duration(latency) if latency else HOST_LATENCY_S
+        speed = EdgeSpeed(float(parse_bytes(bandwidth.removesuffix("/s"))), latency_s)
+        if speed.bandwidth_bytes_per_s <= 0:
+            raise ValueError(f"{network!r}: a network of no bandwidth never ends a fetch")
+    return [FleetSetup(num_hosts, route, speed) for route in dict.fromkeys(routes or ROUTES)]
+
+
+def replay_fleet(
+    trace: Trace,
+    setup: Setup,
+    fleets: Sequence[FleetSetup],
+    speeds: Mapping[str, EdgeSpeed],
+    as_json: bool,
+) -> None:
+    """Replay on each fleet, one after the other, and print what they did. Raises Failed."""
+    began_at = time.monotonic()
+    try:
+        outcomes = [FleetReplay(trace, setup, fleet, speeds).run() for fleet in fleets]
+    except ValueError as error:  # policies that cannot be built, or an administrator's own that failed
+        raise Failed(str(error)) from error
+    run_s = time.monotonic() - began_at
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if as_json:
+        rows = [asdict(outcome) for outcome in outcomes]
+        print_json({"trace": trace.name, "run_s": run_s, "peak_memory_bytes": peak_bytes, "fleets": rows})
+    else:
+        console().print(_table(outcomes))
+        console().print(
+            f"{trace.num_requests:,} requests; {about_duration(run_s)}, {about_bytes(peak_bytes)} at most"
+        )
+    if any(outcome.problems for outcome in outcomes):
+        raise Failed("the audit after the replay found problems; that is a defect, please report it")
+
+
+def _table(outcomes: Sequence[FleetOutcome]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("route")
+    for name in ("hosts", "own", "other", "computed", "mean", "p50", "p90", "p99", "imbalance", "network"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in outcomes:
+        shares = (one.own_hit_ratio, one.fetched_ratio, one.computed_ratio)
+        table.add_row(
+            one.route,
+            str(one.num_hosts),
+            *(f"{share:.1%}" for share in shares),
+            *(f"{one.ttft_s.get(name, 0.0):.2f} s" for name in ("mean", "p50", "p90", "p99")),
+            f"{one.imbalance:.2f}",
+            about_bytes(one.network_bytes),
+        )
+    return table

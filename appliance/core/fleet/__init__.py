@@ -1,0 +1,1 @@
+"""Fleet decisions: pure functions over what is known of several hosts."""
