@@ -191,7 +191,11 @@ def replay(
         raise click.UsageError(str(error)) from error
     if fleets:
         return replay_fleet(trace, setups[0], fleets, speeds, as_json)
-    outcomes = run(trace, setups, jobs, speeds)
+    return _report(trace, run(trace, setups, jobs, speeds), as_json, chart)
+
+
+def _report(trace: Trace, outcomes: Sequence[Outcome], as_json: bool, chart: Path | None) -> None:
+    """Print outcomes, then draw them. Raises Failed, also for problems that the audit found."""
     if as_json:
         print_json(report.plain(trace, outcomes))
     else:
