@@ -118,7 +118,7 @@ class _HostShell(TimedShell):
         return self.found(self._fleet.namespace_of[search.identity.digest], list(names)).num_blocks
 
     def _fetch_from_host(self, fetch: FetchBundle) -> None:
-        """Receive blocks from the host with the link that is free first: each batch lands when its bytes have."""
+        """Receive blocks from the host with the earliest free link; a batch lands when its bytes have."""
         network = self._fleet.fleet_setup.network
         assert network is not None
         first = min(item.source for _, items in fetch.batches for item in items)
