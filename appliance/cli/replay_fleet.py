@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from ..config.units import about_bytes, about_duration, parse_bytes, parse_duration
-from ..core.requests.source_speed import HOST_LATENCY_S
+from ..core.copying.source_speed import HOST_LATENCY_S
 from ..replay.fleet import ROUTES, FleetOutcome, FleetReplay, FleetSetup
 from ..replay.setups import Setup
 from ..replay.traces import Trace
