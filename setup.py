@@ -1,7 +1,8 @@
 """Builds the wheel and the source archive as pyproject.toml and MANIFEST.in say; this file does three more.
 
 `kvtier.native` is C, for the stable interface of CPython 3.11: one wheel for all versions from there on.
-Where no compiler is, or no header of Python, pip goes on without it, and Python does the same, slower.
+Where no compiler is, or no header of Python, pip goes on without it, and Python does the same, slower: that
+wheel says so in its name, py3-none-any. A free-threaded CPython has no such interface and is not asked.
 
 The source archive keeps the links in src/kvtier as links. setuptools follows them, and the archive would hold
 every module twice, or only in a place where no test looks.
@@ -15,10 +16,12 @@ An editable install never compiles the planner: a compiled module would shadow t
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.sdist import sdist
 
 PACKAGE = Path("src/kvtier")
@@ -59,13 +62,25 @@ def native_module() -> Extension:
     return Extension(
         "kvtier.native._native",
         [str(PACKAGE / "native/_native.c")],
-        depends=[str(PACKAGE / "native/xxh3.h")],
+        depends=[str(PACKAGE / "native/xxh3.h"), "setup.py"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
         extra_compile_args=["-O3", "-g0", "-fvisibility=hidden"],
         extra_link_args=["-Wl,--build-id=none"],  # the same sources make the same wheel
         py_limited_api=True,
         optional=True,
     )
+
+
+class HonestlyNamedWheel(bdist_wheel):
+    """The command `bdist_wheel`: what holds no machine code is named as one for every machine."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        command = self.get_finalized_command("build_ext")
+        is_built = bool(self.distribution.have_run.get("build_ext"))  # not yet, for an editable install
+        if is_built and not any(map(os.path.exists, command.get_outputs())):
+            self.root_is_pure = True
+        tag: tuple[str, str, str] = super().get_tag()
+        return tag
 
 
 class SourceArchive(sdist):
@@ -80,8 +95,9 @@ class SourceArchive(sdist):
 
 
 compiled = compiled_modules()
+has_stable_interface = not sysconfig.get_config_var("Py_GIL_DISABLED")
 setup(
-    ext_modules=[native_module(), *compiled],
-    cmdclass={"sdist": SourceArchive},
-    options={} if compiled else {"bdist_wheel": {"py_limited_api": "cp311"}},
+    ext_modules=[*([native_module()] if has_stable_interface else []), *compiled],
+    cmdclass={"sdist": SourceArchive, "bdist_wheel": HonestlyNamedWheel},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if has_stable_interface and not compiled else {},
 )

@@ -1,7 +1,8 @@
 """Builds what is published into dist/ and checks each of it: `make dist`.
 
     kvtier-VERSION.tar.gz               source archive: the clone
-    kvtier-VERSION-py3-none-any.whl     installed where nothing else is, then served, put and got
+    kvtier-VERSION-cp311-abi3-*.whl     installed where nothing else is, then served, put and got;
+                                        py3-none-any without a compiler
     kvtier-VERSION.tgz                  Helm chart, rendered from the package with every set of values in ci/
     an image archive                    by `make image`, where its tools are
 
@@ -27,6 +28,8 @@ from tests.distributions import ROOT, build_sdist, build_wheel, copy_clone, meta
 OUT = ROOT / "dist"
 MADE = ("*.whl", "*.tar.gz", "*.tgz")
 EXTRAS = "server,cli"
+LICENSES = "Apache-2.0 AND BSD-2-Clause"
+LICENSE_FILES = ["LICENSE", "native/LICENSE.xxHash"]
 IMAGE_TOOLS = ("buildah",)
 
 
@@ -56,7 +59,7 @@ def check_metadata(archive: Path) -> None:
     except ExceptionGroup as wrong:
         raise CannotRelease(f"{archive.name}: {wrong.exceptions}") from wrong
     said = (found.license_expression, found.license_files, found.description_content_type)
-    if said != ("Apache-2.0", ["LICENSE"], "text/markdown") or not found.description:
+    if said != (LICENSES, LICENSE_FILES, "text/markdown") or not found.description:
         raise CannotRelease(f"{archive.name} says of itself {said}")
 
 

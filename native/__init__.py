@@ -11,16 +11,20 @@ Why C and not Cython, numba or more of mypyc: docs/decisions/0023-native.md.
 
 import importlib
 import os
+import sys
 from types import ModuleType
 
 
-def _load() -> ModuleType | None:
+def _load() -> tuple[ModuleType | None, str]:
+    """Return the module, or None and why it is not used."""
     if os.environ.get("KVTIER_NATIVE") == "off":
-        return None
+        return None, "KVTIER_NATIVE=off"
+    if "t" in sys.abiflags:  # the lists that C walks are kept as they are by the interpreter's lock
+        return None, "this Python is free-threaded"
     try:
-        return importlib.import_module("._native", __name__)
-    except ImportError:
-        return None
+        return importlib.import_module("._native", __name__), ""
+    except ImportError as problem:
+        return None, str(problem)
 
 
-native = _load()
+native, absence = _load()

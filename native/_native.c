@@ -9,6 +9,10 @@
 
 #include "xxh3.h"
 
+#ifdef Py_GIL_DISABLED
+#error "tables and lists are kept as they are by the interpreter's lock: a free-threaded CPython takes the twins"
+#endif
+
 enum {
     RELEASE_AT_BYTES = 64 << 10, /* below, taking the interpreter's lock again costs more than the copy */
     STREAM_AT_BYTES = 1 << 20,   /* a run of this size would push out of the cache what others still need there */
@@ -22,16 +26,32 @@ enum {
 };
 static const uint64_t NAMESPACE_MIX = 0x9E3779B97F4A7C15ULL, GROUP_MIX = 0xC2B2AE3D27D4EB4FULL;
 static const uint32_t IS_SPENT = 1U << 31;
+static const uint64_t MAX_GENERATION = 1ULL << 62;
 
 static copy_blocks *copy_blocks_here;
 static uint32_t crc_tables[8][256];
+
+/* ------------------------------------------------------------------------------------------------ numbers */
+
+/* Read an int of Python that is at most `limit`. Return -1 with an error set: TypeError where it is none,
+ * OverflowError where it is negative or larger than 64 bits, else ValueError. */
+static int read_number(PyObject *value, const char *name, uint64_t limit, uint64_t *number) {
+    if (!value) return -1;
+    *number = PyLong_AsUnsignedLongLong(value);
+    if (*number == (uint64_t)-1 && PyErr_Occurred()) return -1;
+    if (*number <= limit) return 0;
+    PyErr_Format(PyExc_ValueError, "%s %llu is above %llu", name, (unsigned long long)*number,
+                 (unsigned long long)limit);
+    return -1;
+}
 
 /* -------------------------------------------------------------------------------------------------- bytes */
 
 PyDoc_STRVAR(copy_and_digest_many_doc,
              "copy_and_digest_many(into, source, length, /)\n--\n\n"
              "Copy `source`, payloads of `length` bytes back to back; return the xxh3-128 of each, 16 bytes\n"
-             "after the other. The buffers have one size, a multiple of `length`, and do not overlap.");
+             "after the other. The buffers have one size, a multiple of `length`, else ValueError. Where they\n"
+             "overlap, the source changes while it is read; the digests are of what is stored then, too.");
 
 static PyObject *copy_and_digest_many(PyObject *module, PyObject *args) {
     Py_buffer into, from;
@@ -45,10 +65,11 @@ static PyObject *copy_and_digest_many(PyObject *module, PyObject *args) {
         PyErr_Format(PyExc_ValueError, "%zd bytes are not payloads of %zd", from.len, length);
     else if ((digests = PyBytes_FromStringAndSize(NULL, from.len / length * XXH3_DIGEST_BYTES)) != NULL) {
         uint8_t *digest = (uint8_t *)PyBytes_AsString(digests);
+        copy_blocks *const copy_blocks_chosen = copy_blocks_here; /* `use` may run once the lock is released */
         PyThreadState *released = from.len >= RELEASE_AT_BYTES ? PyEval_SaveThread() : NULL;
         const int is_streamed = from.len >= STREAM_AT_BYTES;
         for (Py_ssize_t start = 0; start < from.len; start += length, digest += XXH3_DIGEST_BYTES)
-            copy_and_digest(copy_blocks_here, (uint8_t *)into.buf + start, (const uint8_t *)from.buf + start,
+            copy_and_digest(copy_blocks_chosen, (uint8_t *)into.buf + start, (const uint8_t *)from.buf + start,
                             (size_t)length, is_streamed, digest);
 #if defined(__x86_64__)
         if (is_streamed) _mm_sfence(); /* streamed bytes are seen before the header that names them */
@@ -111,14 +132,9 @@ static int copy_bytes_of(PyObject *label, int attribute, uint8_t *into, Py_ssize
 
 static int read_number_of(PyObject *label, int attribute, uint64_t limit, uint64_t *number) {
     PyObject *value = PyObject_GetAttr(label, attribute_names[attribute]);
-    if (!value) return -1;
-    *number = PyLong_AsUnsignedLongLong(value);
-    Py_DECREF(value);
-    if (*number == (uint64_t)-1 && PyErr_Occurred()) return -1;
-    if (*number <= limit) return 0;
-    PyErr_Format(PyExc_ValueError, "%s %llu is above %llu", ATTRIBUTE_NAMES[attribute],
-                 (unsigned long long)*number, (unsigned long long)limit);
-    return -1;
+    const int status = read_number(value, ATTRIBUTE_NAMES[attribute], limit, number);
+    Py_XDECREF(value);
+    return status;
 }
 
 /* Write the header's body of `label` into `header`, all but its generation. Return -1 with an error set. */
@@ -162,28 +178,34 @@ PyDoc_STRVAR(fill_headers_doc,
 
 static PyObject *fill_headers(PyObject *module, PyObject *args) {
     Py_buffer headers;
-    PyObject *slots, *labels;
-    unsigned long long slot_bytes, generation;
+    PyObject *slot_list, *label_list, *slot_bytes_given, *generation_given;
     (void)module;
-    if (!PyArg_ParseTuple(args, "w*O!O!KK", &headers, &PyList_Type, &slots, &PyList_Type, &labels, &slot_bytes,
-                          &generation))
+    if (!PyArg_ParseTuple(args, "w*O!O!OO", &headers, &PyList_Type, &slot_list, &PyList_Type, &label_list,
+                          &slot_bytes_given, &generation_given))
         return NULL;
-    const Py_ssize_t count = PyList_Size(labels), num_headers = headers.len / HEADER_BYTES;
-    PyObject *tags = NULL;
-    uint8_t *made = PyMem_Malloc((size_t)(count + 1) * HEADER_BYTES); /* generation: where it goes, until then */
-    if (!made)
+    /* Copies that hold what is in them: an attribute of a label may be code, which may change the lists. */
+    PyObject *slots = PyList_AsTuple(slot_list), *labels = PyList_AsTuple(label_list), *tags = NULL;
+    const Py_ssize_t count = labels ? PyTuple_Size(labels) : 0, num_headers = headers.len / HEADER_BYTES;
+    uint64_t slot_bytes = 0, generation = 0;
+    const uint64_t max_slot_bytes = num_headers ? UINT64_MAX / (uint64_t)num_headers : UINT64_MAX;
+    uint8_t *made = NULL; /* the headers; generation: where it goes, until then */
+    if (!slots || !labels || read_number(slot_bytes_given, "slot_bytes", max_slot_bytes, &slot_bytes) ||
+        read_number(generation_given, "last_generation", MAX_GENERATION - 2 * (uint64_t)count, &generation))
+        ;
+    else if (PyTuple_Size(slots) != count || (uintptr_t)headers.buf % sizeof(uint64_t) || generation & 1)
+        PyErr_SetString(PyExc_ValueError,
+                        "as many slots as labels, headers on a boundary of 8 bytes, and an even generation");
+    else if (!(made = PyMem_Malloc((size_t)(count + 1) * HEADER_BYTES)))
         PyErr_NoMemory();
-    else if (PyList_Size(slots) != count || (uintptr_t)headers.buf % sizeof(uint64_t))
-        PyErr_SetString(PyExc_ValueError, "as many slots as labels, and headers on a boundary of 8 bytes");
     else
         tags = PyList_New(count);
     for (Py_ssize_t i = 0; tags && i < count; i++) {
-        const Py_ssize_t slot = PyLong_AsSsize_t(PyList_GetItem(slots, i));
+        const Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GetItem(slots, i));
         uint8_t *header = made + i * HEADER_BYTES;
         PyObject *tag = NULL;
         if (slot < 0 || slot >= num_headers) {
             if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "slot %zd of %zd", slot, num_headers);
-        } else if (make_header(PyList_GetItem(labels, i), (uint64_t)slot * slot_bytes, header) == 0) {
+        } else if (make_header(PyTuple_GetItem(labels, i), (uint64_t)slot * slot_bytes, header) == 0) {
             memcpy(header, &slot, sizeof slot);
             tag = PyLong_FromUnsignedLongLong(tag_of(header));
         }
@@ -200,6 +222,8 @@ static PyObject *fill_headers(PyObject *module, PyObject *args) {
         __atomic_store_n(word, generation += 2, __ATOMIC_RELEASE);
     }
     PyMem_Free(made);
+    Py_XDECREF(slots);
+    Py_XDECREF(labels);
     PyBuffer_Release(&headers);
     return tags;
 }
@@ -209,44 +233,53 @@ static PyObject *fill_headers(PyObject *module, PyObject *args) {
 PyDoc_STRVAR(insert_entries_doc,
              "insert_entries(entries, tags, first_place, slots, /)\n--\n\n"
              "Enter (tag, first_place + slot) for each. Return how many had room, and how many of these took the\n"
-             "place of a tombstone. Raises ValueError.");
+             "place of a tombstone. Nothing is entered if a number is not valid. Raises ValueError.");
 
 static PyObject *insert_entries(PyObject *module, PyObject *args) {
     Py_buffer buffer;
-    PyObject *tags, *slots;
-    unsigned long long first_place;
+    PyObject *tags, *slots, *first_place_given;
     (void)module;
-    if (!PyArg_ParseTuple(args, "w*O!KO!", &buffer, &PyList_Type, &tags, &first_place, &PyList_Type, &slots))
+    if (!PyArg_ParseTuple(args, "w*O!OO!", &buffer, &PyList_Type, &tags, &first_place_given, &PyList_Type, &slots))
         return NULL;
     const uint64_t num_entries = (uint64_t)buffer.len / 16, mask = num_entries - 1;
     const Py_ssize_t count = PyList_Size(tags);
     Py_ssize_t num_inserted = 0, num_tombstones = 0;
-    uint64_t *words = buffer.buf;
-    if (num_entries < MAX_PROBES || num_entries & mask || (uintptr_t)words % sizeof *words ||
-        PyList_Size(slots) != count)
+    uint64_t *words = buffer.buf, *pairs = NULL, first_place = 0;
+    int is_valid = 0;
+    if (read_number(first_place_given, "first_place", UINT64_MAX, &first_place))
+        ;
+    else if (num_entries < MAX_PROBES || num_entries & mask || (uintptr_t)words % sizeof *words ||
+             PyList_Size(slots) != count)
         PyErr_Format(PyExc_ValueError, "%llu entries, %zd tags and %zd slots", (unsigned long long)num_entries,
                      count, PyList_Size(slots));
-    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
-        const uint64_t tag = PyLong_AsUnsignedLongLong(PyList_GetItem(tags, i));
-        const uint64_t slot = PyLong_AsUnsignedLongLong(PyList_GetItem(slots, i));
-        if (PyErr_Occurred()) break;
-        if (tag <= TOMBSTONE_TAG) {
+    else if (!(pairs = PyMem_Malloc(((size_t)count + 1) * 2 * sizeof *pairs)))
+        PyErr_NoMemory();
+    else
+        is_valid = 1;
+    for (Py_ssize_t i = 0; is_valid && i < count; i++) { /* all of them, before the first one is entered */
+        uint64_t *pair = pairs + 2 * i;
+        is_valid = !read_number(PyList_GetItem(tags, i), "tag", UINT64_MAX, pair) &&
+                   !read_number(PyList_GetItem(slots, i), "slot", UINT64_MAX - first_place, pair + 1);
+        if (is_valid && pair[0] <= TOMBSTONE_TAG) {
             PyErr_SetString(PyExc_ValueError, "a tag that stands for no entry");
-            break;
+            is_valid = 0;
         }
+    }
+    for (const uint64_t *pair = pairs; is_valid && pair < pairs + 2 * count; pair += 2) {
         for (uint64_t step = 0; step < MAX_PROBES; step++) {
-            uint64_t *entry = words + ((tag + step & mask) << 1), there = *entry;
+            uint64_t *entry = words + ((pair[0] + step & mask) << 1), there = *entry;
             if (there > TOMBSTONE_TAG) continue;
             /* Place before tag: a reader that sees the tag sees its place. */
-            __atomic_store_n(entry + 1, first_place + slot, __ATOMIC_RELAXED);
-            __atomic_store_n(entry, tag, __ATOMIC_RELEASE);
+            __atomic_store_n(entry + 1, first_place + pair[1], __ATOMIC_RELAXED);
+            __atomic_store_n(entry, pair[0], __ATOMIC_RELEASE);
             num_inserted++;
             num_tombstones += there == TOMBSTONE_TAG;
             break;
         }
     }
+    PyMem_Free(pairs);
     PyBuffer_Release(&buffer);
-    return PyErr_Occurred() ? NULL : Py_BuildValue("nn", num_inserted, num_tombstones);
+    return is_valid ? Py_BuildValue("nn", num_inserted, num_tombstones) : NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------- module */
@@ -275,6 +308,10 @@ static PyMethodDef METHODS[] = {
 
 static int prepare(PyObject *module) {
     (void)module;
+    if (PyInterpreterState_GetID(PyInterpreterState_Get())) { /* the names below are objects of the first one */
+        PyErr_SetString(PyExc_ImportError, "only the main interpreter takes native code");
+        return -1;
+    }
     for (int i = 0; i < NUM_ATTRIBUTES; i++)
         if (!attribute_names[i] && !(attribute_names[i] = PyUnicode_InternFromString(ATTRIBUTE_NAMES[i]))) return -1;
     make_crc_tables();

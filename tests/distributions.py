@@ -4,6 +4,7 @@ Offline: the build tools and libraries are those this interpreter has already.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -42,6 +43,12 @@ def copy_clone(folder: Path) -> Path:
     )
     subprocess.run(["tar", "--extract", "--directory", str(folder)], input=packed.stdout, check=True)
     return folder
+
+
+def has_compiler() -> bool:
+    """Whether native/ can be built here: a C compiler, the headers of this Python, a stable interface."""
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return bool(shutil.which("cc") and headers.exists() and not sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 def build_wheel(source: Path, out: Path) -> Path:

@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from .distributions import ROOT, Environment, build_wheel, copy_clone, metadata_of, tracked
+from .distributions import (
+    ROOT,
+    Environment,
+    build_wheel,
+    copy_clone,
+    has_compiler,
+    metadata_of,
+    tracked,
+)
 
 CLIENT_PACKAGES = ("grpc", "google", "numpy", "numpy.libs", "typing_extensions.py")  # what a runtime has
 HEAVY = ("torch", "xxhash", "pydantic", "click", "kvtier.appliance", "kvtier.tiers", "kvtier.policies")
 
 NATIVE = {"kvtier/native/_native.abi3.so"}  # there if a compiler was
+LICENCES = {"native/LICENSE.xxHash"}  # stands with kvtier's own
 
 #: What costs a runtime time to import and is needed by some only: calls to other hosts, asyncio, TLS.
 ON_DEMAND = ("grpc", "asyncio", "ssl")
@@ -49,11 +58,16 @@ def test_only_kvtier_is_in_it_and_all_of_it(wheel: Path) -> None:
     }
     for folder in ("appliance", "clients", "native", "policies", "sources", "tiers"):
         there = {name for name in names if name.startswith(f"kvtier/{folder}/")} - NATIVE
-        assert there == {f"kvtier/{name}" for name in tracked() if name.startswith(f"{folder}/")}
+        assert there == {f"kvtier/{name}" for name in wanted_of(folder)}
     for proto in (ROOT / "proto" / "kvtier" / "v1").glob("*.proto"):
         stem = proto.stem
         wanted = [f"{stem}.proto", f"{stem}_pb2.py", f"{stem}_pb2.pyi", f"{stem}_pb2_grpc.py"]
         assert {f"kvtier/v1/{name}" for name in wanted} <= set(names)
+
+
+def wanted_of(folder: str) -> set[str]:
+    """Return the files of a top-level folder that belong beside its modules."""
+    return {name for name in tracked() if name.startswith(f"{folder}/")} - LICENCES
 
 
 def test_stand_ins_of_the_tests_are_not_in_it_and_nothing_in_it_imports_them(wheel: Path) -> None:
@@ -79,14 +93,29 @@ def _imported(module: ast.Module) -> set[str]:
 
 def test_an_index_would_take_what_it_says_of_itself(wheel: Path) -> None:
     found = metadata_of(wheel)
-    assert (found.license_expression, found.license_files) == ("Apache-2.0", ["LICENSE"])
+    assert found.license_expression == "Apache-2.0 AND BSD-2-Clause"
+    assert found.license_files == ["LICENSE", "native/LICENSE.xxHash"]
     assert found.description_content_type == "text/markdown"
     assert found.requires_dist is not None
     always = [wanted.name for wanted in found.requires_dist if wanted.marker is None]
     assert always == ["grpcio", "protobuf", "numpy"], "what a runtime installs"
     with zipfile.ZipFile(wheel) as opened:
-        [name] = [name for name in opened.namelist() if name.endswith("/licenses/LICENSE")]
-        assert opened.read(name) == (ROOT / "LICENSE").read_bytes()
+        for file in found.license_files:
+            [name] = [name for name in opened.namelist() if name.endswith(f"/licenses/{file}")]
+            assert opened.read(name) == (ROOT / file).read_bytes()
+
+
+@pytest.mark.parametrize("compiler", ["cc", "false"])
+def test_a_wheel_says_in_its_name_whether_it_holds_machine_code(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_compiler():
+        pytest.skip("no C compiler, or no headers of Python")
+    monkeypatch.setenv("CC", compiler)
+    made = build_wheel(copy_clone(tmp_path / "kvtier"), tmp_path / "wheel")
+    is_built = {*zipfile.ZipFile(made).namelist()} >= NATIVE
+    assert is_built == (compiler == "cc")
+    assert made.stem.split("-", 2)[2].startswith("cp311-abi3-linux" if is_built else "py3-none-any"), made
 
 
 def test_an_installed_client_works_anywhere_and_imports_no_server(wheel: Path, tmp_path: Path) -> None:

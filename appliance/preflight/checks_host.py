@@ -66,6 +66,14 @@ def check_grpc(versions: Versions) -> Check:
     return ok("grpc", detail)
 
 
+def check_native(absence: str) -> Check:
+    """Check that payloads are copied and hashed by native code; `absence` is why not."""
+    if not absence:
+        return ok("native", "copies and hashes in one pass")
+    fix = "install a C compiler and Python's headers, then kvtier again; unset KVTIER_NATIVE"
+    return warn("native", f"not used, Python does the same slower: {absence}", fix)
+
+
 # -------------------------------------------------------------------------------------------- kernel
 
 

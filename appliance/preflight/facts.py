@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import grpc
 from google import protobuf
 
-from ... import __version__
+from ... import __version__, native
 from ...sources.objects.fleet_keys import FleetKeys
 from ...sources.objects.opening import open_store
 from ...sources.objects.probe import ProbeResult, StoreProbe
@@ -191,6 +191,11 @@ class Facts:
     def versions(self) -> Versions:
         """Versions of what runs this program."""
         return Versions(__version__, sys.version_info[:3], grpc.__version__, protobuf.__version__)
+
+    @cached_property
+    def native_absence(self) -> str:
+        """Why native code is not used; empty where it is."""
+        return native.absence
 
     @cached_property
     def host(self) -> Host:

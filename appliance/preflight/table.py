@@ -25,6 +25,7 @@ from .checks_host import (
     check_libraries,
     check_memlock,
     check_memory,
+    check_native,
     check_numa,
     check_python,
     check_shared_memory,
@@ -57,6 +58,7 @@ class CheckRow(NamedTuple):
 #: In the order in which the doctor prints them.
 CHECKS = (
     CheckRow(Scope.DOCTOR, lambda facts, _: (check_python(facts.versions), check_grpc(facts.versions))),
+    CheckRow(Scope.DOCTOR, lambda facts, _: [check_native(facts.native_absence)]),
     CheckRow(Scope.HOST, lambda facts, _: (check_kernel(facts.host), check_shared_memory(facts.host))),
     CheckRow(Scope.HOST, lambda facts, s: [check_memory(facts.host, s, facts.daemon.reachable)]),
     CheckRow(Scope.HOST, lambda facts, s: [check_huge_pages(facts.host, s, facts.daemon.reachable)]),

@@ -75,7 +75,7 @@ KEYS = facts.MasterKeyFile(Path("/etc/m.key"), "", False, ("aaaa", "bbbb"), {"aa
 
 def test_a_good_host_is_all_ok() -> None:
     known = {"versions": VERSIONS, "host": HOST, "gpu": facts.Gpu(), "listens": (LISTEN,)}
-    known |= {"directory": DIRECTORY, "missing_modules": frozenset()}
+    known |= {"directory": DIRECTORY, "missing_modules": frozenset(), "native_absence": ""}
     everything = facts.Facts(nvme(), DAEMON, **known)
     assert {check.verdict for check in table.examine(everything, nvme())} == {CheckVerdict.OK}
 
@@ -132,6 +132,7 @@ HOST_CASES = {
     "no pidfd": (checks_host.check_kernel(replace(HOST, has_pidfd=False)), FAIL, "Linux 5.4"),
     "no seals": (checks_host.check_shared_memory(replace(HOST, seal_error="refused")), FAIL, "seccomp"),
     "python": (checks_host.check_python(replace(VERSIONS, python=(3, 10, 1))), FAIL, "Python 3.11"),
+    "native": (checks_host.check_native("KVTIER_NATIVE=off"), WARN, "unset KVTIER_NATIVE"),
     "grpc": (checks_host.check_grpc(replace(VERSIONS, grpc="1.62.0")), FAIL, "pip install 'grpcio>=1.70'"),
     "little memory": (
         checks_host.check_memory(replace(POOR, available_bytes=GIB), settings(), False),

@@ -14,8 +14,9 @@ from tests.distributions import ROOT
 METADATA = """Metadata-Version: 2.4
 Name: kvtier
 Version: 1.0
-License-Expression: Apache-2.0
+License-Expression: Apache-2.0 AND BSD-2-Clause
 License-File: LICENSE
+License-File: native/LICENSE.xxHash
 Description-Content-Type: text/markdown
 
 What it is."""
@@ -43,8 +44,9 @@ def test_wheels_are_compared_file_by_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("License-Expression: Apache-2.0\n", "says of itself"),
+        ("License-Expression: Apache-2.0 AND BSD-2-Clause\n", "says of itself"),
         ("License-File: LICENSE\n", "says of itself"),
+        ("License-File: native/LICENSE.xxHash\n", "says of itself"),
         ("Description-Content-Type: text/markdown\n", "says of itself"),
         ("Version: 1.0\n", "version"),
     ],

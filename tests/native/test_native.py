@@ -1,5 +1,6 @@
 """The functions in C beside their twins in Python and xxhash, and what they refuse."""
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -219,11 +220,145 @@ def test_entries_are_those_of_the_twin(seed: int, monkeypatch: pytest.MonkeyPatc
         (2 * MAX_PROBES + 2, [5], [1]),  # no power of two
         (MAX_PROBES, [5], [1]),  # fewer than a search looks at
         (0, [5], [1]),
+        (2 * MAX_PROBES, [5, 1], [1, 1]),  # the first one would be right
+        (2 * MAX_PROBES, [5, 1 << 64], [1, 1]),
+        (2 * MAX_PROBES, [5, 6], [1, 1 << 64]),
+        (2 * MAX_PROBES, [5, 6], [1, (1 << 64) - 7]),  # 7 + slot is no place any more
+        (2 * MAX_PROBES, [5, "6"], [1, 1]),
+        (2 * MAX_PROBES, [5, 6], [1, None]),
     ],
 )
 def test_entries_that_are_not_valid_are_refused(num_words: int, tags: list[int], slots: list[int]) -> None:
     assert native is not None
     words = np.zeros(num_words, np.uint64)
-    with pytest.raises((ValueError, OverflowError)):
-        native.insert_entries(words.data, tags, 0, slots)
+    with pytest.raises((ValueError, OverflowError, TypeError)):
+        native.insert_entries(words.data, tags, 7, slots)
     assert not words.any()
+
+
+@pytest.mark.parametrize("first_place", [-1, 1 << 64, "0", 1.5])
+def test_a_first_place_that_is_no_number_of_64_bits_is_refused(first_place: Any) -> None:
+    assert native is not None
+    words = np.zeros(2 * MAX_PROBES, np.uint64)
+    with pytest.raises((ValueError, OverflowError, TypeError)):
+        native.insert_entries(words.data, [5], first_place, [0])
+    assert not words.any()
+
+
+# --------------------------------------------------------------------------------------- hostile callers
+
+
+@pytest.mark.parametrize(
+    ("slot_bytes", "last_generation"),
+    [
+        (-1, 0),
+        (1 << 64, 0),
+        (1 << 60, 0),  # the last slot's offset would have 65 bits
+        ("4096", 0),
+        (4096, -2),
+        (4096, 1),  # odd: no reader would ever see what is there
+        (4096, 1 << 62),  # the next one is not taken back by `resume`
+        (4096, (1 << 64) - 2),
+        (4096, 1 << 64),
+    ],
+)
+def test_sizes_and_generations_are_checked_before_a_header_is_written(
+    slot_bytes: Any, last_generation: Any
+) -> None:
+    assert native is not None
+    table = memoryview(bytearray(NUM_SLOTS * SLOT_HEADER.itemsize))
+    with pytest.raises((ValueError, OverflowError, TypeError)):
+        native.fill_headers(table, [1], [label_of(random.Random(1))], slot_bytes, last_generation)
+    assert not any(table)
+
+
+class ChangingLabel:
+    """A label in code, which empties the lists that are being read."""
+
+    def __init__(self, label: FragmentLabel, *lists: list[Any]) -> None:
+        self.label, self.lists = label, lists
+
+    def __getattr__(self, name: str) -> Any:
+        for one in self.lists:
+            one.clear()
+        return getattr(self.label, name)
+
+
+def test_lists_that_labels_empty_meanwhile_are_read_as_they_were() -> None:
+    assert native is not None
+    dice = random.Random(3)
+    wanted = [label_of(dice) for _ in range(8)]
+    slots: list[Any] = [*range(8)]
+    labels: list[Any] = []
+    labels += [ChangingLabel(label, labels, slots) for label in wanted]
+    tables = [memoryview(bytearray(NUM_SLOTS * SLOT_HEADER.itemsize)) for _ in range(2)]
+    tags = native.fill_headers(tables[0], slots, labels, SLOT_BYTES, 0)
+    assert (labels, slots) == ([], [])
+    assert tags == native.fill_headers(tables[1], [*range(8)], wanted, SLOT_BYTES, 0)
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("distance", [0, 1, 63, 64, 1023, 1025, 4095])
+def test_a_copy_over_its_own_source_is_hashed_as_it_is_stored(instructions: str, distance: int) -> None:
+    assert native is not None
+    for is_forward in (True, False):
+        memory = memoryview(bytearray(random.Random(1).randbytes(8192)))
+        into, source = memory[:4096], memory[distance : distance + 4096]
+        into, source = (into, source) if is_forward else (source, into)
+        digests = native.copy_and_digest_many(into, source, 2048)
+        assert digests == b"".join(xxhash.xxh3_128_digest(into[at : at + 2048]) for at in (0, 2048))
+
+
+@pytest.mark.parametrize("function", ["copy_and_digest_many", "fill_headers", "insert_entries", "use"])
+def test_arguments_of_any_type_are_refused_or_obeyed(function: str) -> None:
+    """Nothing that a caller hands over ends the process; memory that was released is refused, too."""
+    assert native is not None
+    released = memoryview(bytearray(4096))
+    released.release()
+    strided = memoryview(bytearray(4096))[::2]
+    numbers = (0, -1, 1 << 63, 1 << 200, 241, True)
+    values: tuple[Any, ...] = (
+        None,
+        "",
+        "\0",
+        b"x" * 4096,
+        bytearray(4096),
+        released,
+        strided,
+        [],
+        [0],
+        [None],
+        (),
+        *numbers,
+    )
+    dice = random.Random(function)
+    for _ in range(3000):
+        arguments = dice.choices(values, k=dice.randrange(6))
+        with contextlib.suppress(TypeError, ValueError, OverflowError, AttributeError, BufferError):
+            getattr(native, function)(*arguments)
+    native.use(None)
+
+
+# ---------------------------------------------------------------------------------- which interpreters
+
+
+def test_another_interpreter_of_this_process_takes_the_twins() -> None:
+    interpreters = pytest.importorskip("_xxsubinterpreters")
+    assert native is not None
+    other = interpreters.create()
+    try:
+        # By its path: numpy, which the packages above it import, refuses other interpreters.
+        code = f"""
+import importlib.machinery, importlib.util
+loader = importlib.machinery.ExtensionFileLoader("_native", {native.__file__!r})
+spec = importlib.util.spec_from_loader("_native", loader)
+try:
+    loader.exec_module(importlib.util.module_from_spec(spec))
+except ImportError as refused:
+    assert "main interpreter" in str(refused), refused
+else:
+    raise SystemError("taken")
+"""
+        interpreters.run_string(other, code)
+    finally:
+        interpreters.destroy(other)
