@@ -223,8 +223,7 @@ class Planner:
             self.writes.conclude()
         self._bring_up()
         self.ahead.idle()
-        if self.exports.is_open:
-            self.exports.run()
+        self.exports.run()
         self.reads.report()
 
     def _make_room(self) -> None:
@@ -241,6 +240,7 @@ class Planner:
         self.evicting.run()
         self.sessions.run()
         self.dirty.run()
+        self.fetches.run()
 
     def _bring_up(self) -> None:
         """Promote and prefetch, unless requests wait for room."""
@@ -262,7 +262,7 @@ class Planner:
             or self.resizing.is_busy
             or self.erasing.is_busy
             or self.evicting.is_busy
-            or self.sessions.is_busy
+            or (self.sessions.is_busy or self.fetches.is_busy)
             or (self.dirty.is_busy or self.exports.is_busy or self.waiting.wants_turn)
         )
 

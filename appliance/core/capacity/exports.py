@@ -183,7 +183,7 @@ class Exports:
     def run(self) -> None:
         """Begin exports, as many as may be in flight."""
         catalog = self._core.catalog
-        for _ in range(MAX_STEPS):
+        for _ in range(MAX_STEPS if self.is_open else 0):
             if not self._queue or self.bytes_in_flight >= self._most_bytes():
                 return
             row = catalog.row_of(self._queue.popleft())

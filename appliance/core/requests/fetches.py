@@ -15,7 +15,6 @@ most a tenth of its time, and not at all where searches find too seldom to repay
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ..catalog.catalog import NO_ROW, NamespaceEntry
@@ -27,11 +26,13 @@ from ..instructions import BundleBlocks, SearchBundles
 from .fetch_job import FetchJob
 from .leases import ClientEntry
 from .put_job import PutJob
+from .waiting_acquires import ParkedAcquire, SearchedChain, UnbegunFetches
 from .write_requests import WriteRequests
 
 PATIENCE_S: Final = 0.5  # later than expected it may always be, if computing takes longer
 #: Of the time that computing takes, waited for what was expected sooner: by no more is a lost fetch dearer.
 PATIENT_SHARE: Final = 0.25
+STEP_BLOCKS: Final = 128  # begun in one step; an acquire waits until all of its fetches are begun
 #: Of the latest search in the chance that the searches of a namespace find something.
 SEARCH_WEIGHT: Final = 0.05
 #: Of the time that an acquire has: a store that hardly answers must not take what loading from here needs.
@@ -43,22 +44,6 @@ class FetchPrice(NamedTuple):
 
     num_blocks: int
     fetch_s: float
-
-
-@dataclass(slots=True)
-class _ParkedAcquire:
-    """An acquire that waits for a search, at most until `search_until`; for fetches until `until`."""
-
-    event: AcquireRequested
-    search_until: float
-    until: float
-    search: int
-
-
-@dataclass(slots=True)
-class _SearchedChain:
-    key: tuple[int, bytes]  # namespace, first name of the search
-    search: SearchBundles
 
 
 class Fetches:
@@ -75,8 +60,9 @@ class Fetches:
         self.resume: Callable[[AcquireRequested, float], None] = lambda event, until: None
         #: Namespaces of erased tenants: what the source still holds of them is not fetched.
         self.erased: set[int] = set()
-        self._waiting: dict[int, _ParkedAcquire] = {}  # by call
-        self._searches: dict[int, _SearchedChain] = {}
+        self._waiting: dict[int, ParkedAcquire] = {}  # by call
+        self._unbegun: dict[int, UnbegunFetches] = {}  # by call
+        self._searches: dict[int, SearchedChain] = {}
         self._search_of: dict[tuple[int, bytes], int] = {}  # namespace, first name of a search -> its number
         self._num_searches = 0
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
@@ -85,7 +71,12 @@ class Fetches:
         self._store, self._hosts = index.store_speed, SourceSpeed(HOST_LATENCY_S)
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._coming)
+        return len(self._waiting) + len(self._unbegun) + len(self._coming)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether there is more to begin than one step begins."""
+        return bool(self._unbegun)
 
     # ------------------------------------------------------------------------------------ requests
 
@@ -99,7 +90,7 @@ class Fetches:
     ) -> bool:
         """Start to fetch what the source holds of the first `num_blocks` blocks of an acquire.
 
-        Returns True when a search begins or is under way first: `resume` gets the event when it has ended.
+        Returns True when a search comes first, or more steps: `resume` gets the event when they have ended.
         `until`: as long may one wait that waited for a search already.
         """
         if self._writes.is_closed or namespace.id in self.erased:
@@ -127,18 +118,39 @@ class Fetches:
                 self._core.story.count("searches_not_waited_for")
                 return False
             search_until = min(deadline_at, now + SEARCH_FRACTION * (event.deadline_at - now))
-            self._waiting[event.call] = _ParkedAcquire(event, search_until, deadline_at, number)
+            self._waiting[event.call] = ParkedAcquire(event, search_until, deadline_at, number)
             return True
         if speed.is_known(now) and not event.load_anyway:
             expected_s = speed.fetch_s((end - num_here) * namespace.block_bytes, now)
             patience_s = max(PATIENCE_S, MARGIN * expected_s, PATIENT_SHARE * wait_s)
             deadline_at = min(deadline_at, now + patience_s)
-        for start in range(first, end, size):
-            stop = min(start + size, end)
-            begins_at = max(start, num_here)
-            if not self._begin_one(event, client, namespace, start, stop, begins_at, deadline_at, speed):
-                break
-        return False
+        unbegun = UnbegunFetches(event, client, first, end, size, num_here, deadline_at, speed)
+        if self._begin_some(unbegun):
+            return False
+        self._unbegun[event.call] = unbegun
+        return True
+
+    def run(self) -> None:
+        """Begin more of what an acquire fetches, and take it up when that was all."""
+        if self._unbegun:
+            call, unbegun = next(iter(self._unbegun.items()))
+            if self._begin_some(unbegun):
+                del self._unbegun[call]
+                self.resume(unbegun.event, unbegun.until)
+
+    def _begin_some(self, unbegun: UnbegunFetches) -> bool:
+        """Begin fetches of STEP_BLOCKS blocks. Whether they were the last ones, or no more can be begun."""
+        namespace = self._core.catalog.namespaces[unbegun.event.namespace_id]
+        if self._writes.is_closed or not self.is_open or namespace.id in self.erased:
+            return True
+        step_end = min(
+            unbegun.end, unbegun.start + max(unbegun.size, STEP_BLOCKS // unbegun.size * unbegun.size)
+        )
+        for start in range(unbegun.start, step_end, unbegun.size):
+            if not self._begin_one(unbegun, namespace, start, min(start + unbegun.size, unbegun.end)):
+                return True
+        unbegun.start = step_end
+        return step_end == unbegun.end
 
     def _worth_fetching(
         self,
@@ -217,24 +229,14 @@ class Fetches:
             self._num_searches += 1
             number = self._search_of[key] = self._num_searches
             search = SearchBundles(number, namespace.identity, bundles, names[num_here:], num_here - first)
-            self._searches[number] = _SearchedChain(key, search)
+            self._searches[number] = SearchedChain(key, search)
             self._core.outbox.emit(search)
             self._core.story.count("source_searches")
         return number
 
-    def _begin_one(
-        self,
-        event: AcquireRequested,
-        client: ClientEntry,
-        namespace: NamespaceEntry,
-        start: int,
-        end: int,
-        first: int,
-        deadline_at: float,
-        speed: SourceSpeed,
-    ) -> bool:
-        """Fetch blocks `first` to `end` of the bundle that begins with block `start`. Whether all of them are
-        on their way."""
+    def _begin_one(self, unbegun: UnbegunFetches, namespace: NamespaceEntry, start: int, end: int) -> bool:
+        """Fetch the bundle of blocks `start` to `end`. Whether all of them are on their way."""
+        event, speed, first = unbegun.event, unbegun.speed, max(start, unbegun.num_here)
         chain = event.prefix_hashes
         parent_hash = chain[start - 1] if start else b""
         bundle = BundleBlocks(namespace.identity, parent_hash, start, chain[start:end])
@@ -248,8 +250,8 @@ class Fetches:
             event.session_id,
             retention=event.retention,
         )
-        job = self._writes.fetch(request, client, namespace, bundle, self._ended)
-        job.begin(deadline_at)
+        job = self._writes.fetch(request, unbegun.client, namespace, bundle, self._ended)
+        job.begin(unbegun.until)
         if not job.is_done:
             self._coming.update(dict.fromkeys(job.coming, job))
             self._begun[job] = speed, speed.began(job.num_bytes, self._core.now)
@@ -381,7 +383,7 @@ class Fetches:
         """The source can be asked from now on, or cannot."""
         self.is_open, self._has_hosts, self._has_store = event.is_open, event.has_hosts, event.takes_exports
         if not event.is_open:
-            self._resume(list(self._waiting))
+            self._resume(list(self._waiting))  # those with more to begin: by their next step
 
     def searched(self, event: SourceSearched) -> None:
         """Take up the acquires that waited for a search."""
@@ -411,19 +413,21 @@ class Fetches:
             self.resume(waiting.event, waiting.until)
 
     def abandon(self, call: int) -> bool:
-        """Forget an acquire that waits for a search; False when it does not."""
-        return self._waiting.pop(call, None) is not None
+        """Forget an acquire that is held back; False when it is not."""
+        return (self._waiting.pop(call, None) or self._unbegun.pop(call, None)) is not None
 
     def take_calls_of(self, client_id: int) -> list[int]:
-        """Forget the acquires of a client that wait for a search; return their calls."""
-        calls = [call for call, one in self._waiting.items() if one.event.client == client_id]
-        for call in calls:
-            del self._waiting[call]
-        return calls
+        """Forget the acquires of a client that are held back; return their calls."""
+        mine = [event.call for event in self._held_back() if event.client == client_id]
+        return [call for call in mine if self.abandon(call)]
 
     def namespaces(self) -> set[int]:
-        """Return the namespaces of the acquires that wait."""
-        return {one.event.namespace_id for one in self._waiting.values()}
+        """Return the namespaces of the acquires that are held back."""
+        return {event.namespace_id for event in self._held_back()}
+
+    def _held_back(self) -> list[AcquireRequested]:
+        waiting = [one.event for one in self._waiting.values()]
+        return waiting + [one.event for one in self._unbegun.values()]
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do."""

@@ -7,7 +7,7 @@ import pytest
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.copying.source_speed import DEFAULT_BYTES_PER_S, MARGIN, STORE_LATENCY_S, WEIGHT
 from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
-from kvtier.appliance.core.requests.fetches import PATIENCE_S, PATIENT_SHARE
+from kvtier.appliance.core.requests.fetches import PATIENCE_S, PATIENT_SHARE, STEP_BLOCKS
 from kvtier.appliance.core.results import Refusal
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyOutcome
@@ -406,7 +406,77 @@ def test_one_bundle_tells_whether_a_source_is_faster_than_assumed() -> None:
         land(rig, fetch, group)
     assert rig.answer(call).num_blocks == SIZE
     rig.acquire(chain)
-    assert len(fetches(rig)) == num_bundles - 1, "it is faster, and all is worth it"
+    begun = begin_all(rig)
+    assert [one.bundle.position for one in begun] == list(range(SIZE, len(chain), SIZE)), "it is faster"
+
+
+def begin_all(rig: Rig) -> list[FetchBundle]:
+    """Give the planner turns until it has no more to begin; return the fetches that the last event began,
+    too."""
+    begun = fetches(rig)
+    while rig.planner.fetches.is_busy:
+        assert rig.planner.is_busy, "it asks for the next turn"
+        rig.tick()
+        begun += fetches(rig)
+    return begun
+
+
+LONG = 4 * STEP_BLOCKS // SIZE  # bundles: more than two steps begin
+
+
+def with_a_long_chain(num_extents: int = 256) -> tuple[Rig, list[bytes], int, list[FetchBundle]]:
+    """Return a rig, a chain that the source holds, the call of its acquire, and what one step began."""
+    rig, chain = with_source(num_extents), hashes("long", LONG * SIZE)
+    call = rig.acquire(chain)
+    begun = search_found(rig, LONG)
+    assert 0 < len(begun) < LONG, "no step begins all of it"
+    assert call not in rig.answers, "it waits until all is begun"
+    return rig, chain, call, begun
+
+
+def test_a_long_chain_is_begun_in_steps_and_answered_as_a_whole() -> None:
+    rig, chain, call, begun = with_a_long_chain()
+    for fetch in begun:  # each lands while there is more to begin, and lets the planner begin it
+        for group in (0, 1):
+            land(rig, fetch, group)
+            begun += fetches(rig)
+    assert [one.bundle.position for one in begun] == list(range(0, len(chain), SIZE))
+    assert (rig.answer(call).num_blocks, rig.answer(call).last) == (len(chain), True)
+    assert rig.found(chain) == len(chain)
+
+
+def test_an_acquire_of_a_long_chain_gets_what_there_is_room_for() -> None:
+    rig, chain = with_source(16), hashes("long", LONG * SIZE)
+    call = rig.acquire(chain)
+    rig.do(ev.SourceSearched(searches(rig)[0].search, len(searches(rig)[0].names), -1))
+    begun = begin_all(rig)
+    assert 0 < rig.answer(call).num_blocks < len(chain)
+    assert begun
+
+
+@pytest.mark.parametrize("how", ["source", "erased"])
+def test_what_ends_the_beginning_of_a_long_chain_lets_its_acquire_go(how: str) -> None:
+    rig, chain, call, _ = with_a_long_chain()
+    if how == "source":
+        rig.do(ev.SourceChanged(False))
+    else:
+        rig.planner.fetches.erased.add(rig.namespace_id)
+    assert len(begin_all(rig)) < LONG
+    assert rig.answer(call).num_blocks < len(chain)
+
+
+@pytest.mark.parametrize("how", ["client", "abandoned"])
+def test_an_acquire_that_is_gone_begins_no_more(how: str) -> None:
+    rig, _, call, _ = with_a_long_chain()
+    if how == "client":
+        rig.do(ev.ClientGone(CLIENT, "died"))
+        assert isinstance(rig.answer(call), Refusal)
+    else:
+        rig.do(ev.AcquireAbandoned(call))
+        assert call not in rig.answers
+    assert not rig.planner.fetches.is_busy
+    rig.tick()
+    assert not fetches(rig)
 
 
 def test_a_search_that_seldom_finds_is_not_waited_for() -> None:

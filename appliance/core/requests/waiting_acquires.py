@@ -1,0 +1,41 @@
+"""What fetches remember of acquires that they hold back, and of the searches these wait for."""
+
+from dataclasses import dataclass
+
+from ..copying.source_speed import SourceSpeed
+from ..events import AcquireRequested
+from ..instructions import SearchBundles
+from .leases import ClientEntry
+
+
+@dataclass(slots=True)
+class ParkedAcquire:
+    """An acquire that waits for a search, at most until `search_until`; for fetches until `until`."""
+
+    event: AcquireRequested
+    search_until: float
+    until: float
+    search: int
+
+
+@dataclass(slots=True)
+class UnbegunFetches:
+    """The rest of what an acquire fetches: bundles of `size` blocks from block `start` to `end`, of which the
+    first `num_here` blocks of the chain are left out."""
+
+    event: AcquireRequested
+    client: ClientEntry
+    start: int
+    end: int
+    size: int
+    num_here: int
+    until: float
+    speed: SourceSpeed
+
+
+@dataclass(slots=True)
+class SearchedChain:
+    """A search under way."""
+
+    key: tuple[int, bytes]  # namespace, first name of the search
+    search: SearchBundles
