@@ -20,8 +20,10 @@ class ParkedAcquire:
 
 @dataclass(slots=True)
 class UnbegunFetches:
-    """The rest of what an acquire fetches: bundles of `size` blocks from block `start` to `end`, of which the
-    first `num_here` blocks of the chain are left out."""
+    """The rest of what an acquire fetches.
+
+    Bundles of `size` blocks, from block `start` to `end`; the first `num_here` blocks of the chain are here.
+    """
 
     event: AcquireRequested
     client: ClientEntry
