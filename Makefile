@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: chaos scorecard demo demo-store test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: chaos scorecard demo demo-store demo-fleet test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -43,6 +43,11 @@ demo: $(VENV)/.ready-demo
 DEMO_VENV := $(if $(filter mooncake%,$(STORE)),.venv-mooncake,$(VENV))
 demo-store: $(DEMO_VENV)/.ready-demo
 	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE)
+
+# Three hosts that read from each other's memory, in network namespaces where root may make them; LINK="netem delay 5ms
+# loss 1%" takes other words of `tc qdisc`.
+demo-fleet: $(VENV)/.ready-demo
+	$(BIN)/python -m examples.demo_fleet $(LINK)
 
 # Ceph's gateway is killed, stopped, filled and lied about: minutes, and it has to be installed (tests/sources/objects/gateway.py).
 test-gateway: $(VENV)/.ready
@@ -87,7 +92,7 @@ test-vllm: $(VLLM)/.ready $(VLLM_MODELS)/.ready
 
 # The transformers client against real models of many architectures; small, random, on the CPU.
 test-transformers: $(VENV)/.ready-demo
-	$(BIN)/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/transformers tests/clients/connector/test_layout.py tests/docs/test_reference.py tests/examples/test_demo_store.py)
+	$(BIN)/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/transformers tests/clients/connector/test_layout.py tests/docs/test_reference.py tests/examples/test_demo_store.py tests/examples/test_demo_fleet.py)
 
 # The plug-ins for LMCache against the real package, which pins protobuf 6 and a numpy of its own.
 LMCACHE := .venv-lmcache

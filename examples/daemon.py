@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -19,20 +20,26 @@ STOP_S = 30.0
 
 class ExampleDaemon:
     """`kvtier serve` with `settings` (KEY.KEY=VALUE). Use it as a context manager: leaving it stops the
-    daemon and removes the folder, whatever happened inside."""
+    daemon and removes the folder, whatever happened inside. `addresses`: where it listens beside its socket;
+    `prefix`: what its command begins with."""
 
-    def __init__(self, settings: list[str]) -> None:
+    def __init__(
+        self, settings: list[str], addresses: Sequence[str] = (), prefix: Sequence[str] = ()
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="kvtier-demo-"))
         self.target = f"unix://{self.folder}/kvtier.sock"
         self.log = self.folder / "daemon.log"
         self._settings = [f"tiers.nvme.path={self.folder}/nvme", *settings]
+        self._addresses, self._prefix = addresses, prefix
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
         """Start it and wait until it serves; return how many seconds that took. Raises RuntimeError with
         the end of its log when it does not."""
         began_at = time.perf_counter()
-        command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
+        command = [*self._prefix, sys.executable, "-m", "kvtier.appliance.cli", "serve"]
+        for address in (self.target, *self._addresses):
+            command += ["--listen", address]
         for setting in self._settings:
             command += ["--set", setting]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVTIER_")}

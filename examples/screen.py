@@ -4,13 +4,13 @@ rich draws; it knows whether stdout is a terminal, and NO_COLOR. Into a pipe the
 """
 
 import sys
-from collections import Counter
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from kvtier.appliance.cli.fleet import hosts_table
 from kvtier.appliance.cli.status import picture
 from kvtier.clients import Tier
 from kvtier.v1 import admin_pb2
@@ -63,7 +63,7 @@ class Screen:
     ) -> None:
         """Print one turn."""
         row = Text(f"{session:<8}{turn:>4}{num_tokens:>8,}{reuse.num_tokens:>8,}  ")
-        tiers = _tiers(reuse.tokens_by_tier)
+        tiers = _tiers(reuse)
         row.append(tiers).append(" " * (TIERS_CELLS - len(tiers)))
         row.append(f"{without_s:>8.2f}{reuse.load_s:>7.2f}{with_s:>7.2f}")
         gain = without_s / with_s
@@ -75,10 +75,17 @@ class Screen:
         """Draw the tiers to scale, as `kvtier status` does."""
         self._console.print(picture(status, self._console.width))
 
+    def hosts(self, status: admin_pb2.GetStatusResponse) -> None:
+        """Print the hosts of a fleet as one of them sees them, as `kvtier fleet` does."""
+        self._console.print(hosts_table(status))
 
-def _tiers(tokens_by_tier: Counter[Tier]) -> Text:
-    text = Text()
-    for tier in sorted(tokens_by_tier):
+
+def _tiers(reuse: "Reuse") -> Text:
+    text, num_fetched = Text(), reuse.num_tokens
+    for tier in sorted(reuse.tokens_by_tier):
         text.append(" + " if text else "")
-        text.append(f"{tokens_by_tier[tier]:,} {tier.label}", STYLES[tier])
+        text.append(f"{reuse.tokens_by_tier[tier]:,} {tier.label}", STYLES[tier])
+        num_fetched -= reuse.tokens_by_tier[tier]
+    if num_fetched:
+        text.append(" + " if text else "").append(f"{num_fetched:,} fetched", "green")
     return text or Text("-", "dim")

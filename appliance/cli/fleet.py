@@ -39,7 +39,7 @@ def fleet(target: str | None, as_json: bool) -> None:
         print_json({"hosts": [plain(host) for host in answer.hosts], "counters": _counters(answer)})
         return
     screen = console()
-    screen.print(_hosts(answer))
+    screen.print(hosts_table(answer))
     screen.print(_flow(answer), soft_wrap=True)
 
 
@@ -61,7 +61,8 @@ def _counters(answer: admin_pb2.GetStatusResponse) -> dict[str, int]:
     }
 
 
-def _hosts(answer: admin_pb2.GetStatusResponse) -> Table:
+def hosts_table(answer: admin_pb2.GetStatusResponse) -> Table:
+    """Return a row for each host."""
     table = Table(box=None, pad_edge=False)
     for name in ("host", "", "blocks", "fetches", "received", "GB/s", "serves", ""):
         table.add_column(name, justify="left" if name in ("host", "") else "right", no_wrap=name != "")

@@ -1,0 +1,194 @@
+"""`make demo-fleet`: what one host computed, another one reads from its memory, over a network between them.
+
+Three hosts in network namespaces, at a switch, over links like LINK (examples/network.py). Without root they
+share the loopback, and no link is slow or cut. The second host is asked what the first one computed. Then the
+first one is killed and the second one cut off, and the third one computes as if it were alone. When the
+second one is back, the third one reads from that.
+
+Each host answers each prompt twice: without kvtier, and with what the fleet holds. Both answers must be the
+same, bit for bit. Exit code 1 when any is not, or nothing is read from another host.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from kvtier.clients import Client, KvtierError
+
+from .daemon import ExampleDaemon
+from .demo import Demo
+from .network import LINK, NetworkHost, network, why_not
+from .screen import MIB, Screen
+from .texts import READERS, system_tokens, turn_tokens
+
+if TYPE_CHECKING:
+    from kvtier.clients.transformers import TieredCache
+
+NUM_HOSTS = 3
+PORT = 7070
+FOUND_S = 60.0  # within which a host has to learn what another one has
+SETTINGS = [
+    "tiers.dram.capacity=384MiB",
+    "tiers.dram.extent=16MiB",
+    "tiers.nvme.capacity=512MiB",
+    "tiers.nvme.segment=16MiB",
+    "limits.max_pinned=80%",
+    "access.insecure=true",  # the network is the demo's own
+    "observe.http=off",
+]
+
+
+class FleetDemo(Demo):
+    """One host: a model, a daemon, a client of it. `patience_s`: asks so long for all of a prompt."""
+
+    patience_s = 0.0
+
+    def load(self, tokens: list[int], session: str) -> tuple[float, "TieredCache"]:
+        """Load what is there; with patience, once all whole blocks are."""
+        num_tokens = len(self.store.hashes(tokens)) * self.store.block_tokens
+        ends_at = time.monotonic() + self.patience_s
+        while True:
+            began_at, cache = super().load(tokens, session)
+            if cache.reuse.num_tokens >= num_tokens or time.monotonic() >= ends_at:
+                return began_at, cache
+            time.sleep(0.05)
+
+    def load_again_s(self, number: int) -> float:
+        """Return how long the prompt of a reader takes out of this host's own memory."""
+        reader = self.readers[number]
+        began_at, _ = super().load(first_prompt(reader.name), reader.name)
+        return time.perf_counter() - began_at
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that came from other hosts."""
+        return self.daemon.status().counters["peer_bytes_received"]
+
+
+def first_prompt(name: str) -> list[int]:
+    """Return the tokens of a reader's first question."""
+    return system_tokens() + turn_tokens(READERS[name][0])
+
+
+def main() -> int:
+    """Run the demo; return its exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    screen = Screen()
+    try:
+        return play(screen, " ".join(sys.argv[1:]) or LINK)
+    except KeyboardInterrupt:
+        screen.say("\nstopped; the daemons are down, their folders and networks removed")
+        return 130
+    except (RuntimeError, KvtierError) as problem:
+        screen.say(f"\nthe demo failed: {problem}", "red")
+        return 1
+
+
+def play(screen: Screen, link: str) -> int:
+    """Run the demonstration; return the exit code."""
+    why = why_not()
+    screen.say("kvtier demo: three hosts, and no service between them", "bold")
+    if why:
+        screen.say(f"on the loopback of this host, without links and cuts: {why}", "yellow")
+    else:
+        screen.say(f"each in a network namespace, over a link of `{link}`", "dim")
+    with ExitStack() as stack:
+        places: list[NetworkHost | None] = [None] * NUM_HOSTS
+        if not why:
+            places = list(stack.enter_context(network(NUM_HOSTS, link)))
+        with screen.busy("starting the daemons, importing torch, building the models"):
+            first, second, third = (stack.enter_context(host) for host in hosts(screen, places))
+        return tell(screen, first, second, third, places[1])
+
+
+def tell(
+    screen: Screen, first: FleetDemo, second: FleetDemo, third: FleetDemo, second_place: NetworkHost | None
+) -> int:
+    """Tell the story; return the exit code."""
+    screen.title("1. The first host computes.")
+    screen.header()
+    for reader in first.readers:
+        first.turn(reader)
+
+    screen.title("2. The second host is asked the same, and reads it from the memory of the first.")
+    screen.header()
+    second.patience_s = FOUND_S
+    for reader in second.readers:
+        second.turn(reader)
+    of_second = second.received_bytes
+    own_s = min(second.load_again_s(number) for number in range(len(READERS)))
+    screen.say(
+        f"{of_second / MIB:.0f} MiB came over the network, what the prompts share once; out of its own "
+        f"memory the second host then loads a prompt in {own_s:.2f} s"
+    )
+    screen.hosts(second.daemon.status())
+
+    first.daemon.stop(signal.SIGKILL)
+    anna, boris, clara = third.readers
+    if second_place is not None:
+        second_place.cut()
+        screen.title("3. The first host is killed (kill -9), the second cut off: the third one is alone.")
+        screen.header()
+        third.turn(anna)
+        screen.say("Nothing failed, and what it found nowhere it computed.", "dim")
+        second_place.mend()
+    act = 3 if second_place is None else 4
+    screen.title(f"{act}. The second host is there, and the third one reads from it.")
+    screen.header()
+    third.patience_s = FOUND_S
+    for reader in (boris, clara):
+        third.turn(reader)
+    of_third = third.received_bytes
+
+    num_different = sum(one.totals.num_different for one in (first, second, third))
+    num_turns = sum(one.totals.num_turns for one in (first, second, third))
+    screen.title("What it was good for")
+    screen.say(
+        f"{second.totals.without_s:.1f} s of prefill became {second.totals.with_s:.1f} s on a host that had "
+        "never seen the prompts; "
+        f"{(of_second + of_third) / MIB:.0f} MiB went between hosts"
+    )
+    if num_different:
+        screen.say(f"{num_different} of {num_turns} answers DIFFER from a run without kvtier", "red")
+    else:
+        screen.say(f"all {num_turns} answers are those of a run without kvtier, logits bit for bit", "green")
+    return 1 if num_different or not (of_second and of_third) else 0
+
+
+def hosts(screen: Screen, places: list[NetworkHost | None]) -> Iterator[AbstractContextManager[FleetDemo]]:
+    """Yield the hosts, each of which has the same list of all."""
+    ports = [PORT if place else free_port() for place in places]
+    names = [place.address if place else "127.0.0.1" for place in places]
+    addresses = [f"{name}:{port}" for name, port in zip(names, ports, strict=True)]
+    for place, address in zip(places, addresses, strict=True):
+        yield host(screen, place, address, addresses)
+
+
+@contextmanager
+def host(
+    screen: Screen, place: NetworkHost | None, address: str, addresses: list[str]
+) -> Iterator[FleetDemo]:
+    """Run one host with empty memory and an empty disk."""
+    settings = [*SETTINGS, f"peers.hosts=[{', '.join(addresses)}]"]
+    prefix = place.prefix if place else []
+    with ExampleDaemon(settings, [address], prefix) as daemon, Client(daemon.target, name="host") as client:
+        daemon.start()
+        demo = FleetDemo(screen, daemon, client, min(2, os.cpu_count() or 1))
+        demo.model.prefill(turn_tokens("warm up"), demo.model.new_cache())
+        yield demo
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
