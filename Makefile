@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: chaos scorecard demo demo-store demo-fleet test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -256,6 +256,10 @@ sim: $(VENV)/.ready
 # Three minutes of mixed load under kills, stops, disk faults and reloads; ARGS="--seed 7" repeats a run.
 chaos: $(VENV)/.ready
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+# Three hosts in network namespaces that are killed, stopped and cut off; root, or it says that it did not run.
+chaos-fleet: $(VENV)/.ready
+	$(BIN)/python -m tests.chaos.fleet $(ARGS)
 
 # Runs the rows of docs/reliability.md and adds what they showed: about 40 minutes; SCALE=10 for ten times the seeds.
 SCALE ?= 1

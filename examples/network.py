@@ -47,6 +47,10 @@ class NetworkHost:
         """Undo `mute`."""
         _ip(*self._neighbour("del", other))
 
+    def link(self, words: str) -> None:
+        """Make its link to the switch another one: words of `tc qdisc`."""
+        _run("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", "root", *words.split())
+
     def _neighbour(self, verb: str, other: "NetworkHost") -> list[str]:
         return ["-n", self.namespace, "neigh", verb, other.address, "dev", "eth0"]
 
@@ -82,7 +86,7 @@ def network(num_hosts: int, link: str = LINK) -> Iterator[list[NetworkHost]]:
             _ip(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
             _ip(*inside, "link", "set", "lo", "up")
             _ip(*inside, "link", "set", "eth0", "up")
-            _run("tc", *inside, "qdisc", "add", "dev", "eth0", "root", *link.split())
+            host.link(link)
         yield hosts
 
 

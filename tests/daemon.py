@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvtier.clients.options import Timeout
@@ -28,7 +28,9 @@ def why_not() -> str:
 
 
 class Daemon:
-    """`kvtier serve` on `folder/kvtier.sock`; `policy` is the path of a policy file or None."""
+    """`kvtier serve` on `folder/kvtier.sock`; `policy` is the path of a policy file or None.
+
+    `prefix`: what its command begins with, such as the network namespace to run it in."""
 
     def __init__(
         self,
@@ -36,11 +38,12 @@ class Daemon:
         policy: Path | None = None,
         arguments: tuple[str, ...] = (),
         python: str = sys.executable,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.path = folder / "kvtier.sock"
         self.target = f"unix://{self.path}"
         self.log = folder / "daemon.log"
-        command = [python, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
+        command = [*prefix, python, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
         # The built-in capacity is a share of the machine: none of a test's business.
         command += ["--policy", str(policy)] if policy else ["--set", "tiers.dram.capacity=1GiB"]
         self._command = [*command, *arguments]

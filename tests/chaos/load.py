@@ -49,12 +49,15 @@ class WorkerProcess:
 
 
 class Load:
-    """All workers there were: those that run, and the counts of those that have ended."""
+    """All workers there were: those that run, and the counts of those that have ended.
 
-    def __init__(self, folder: Path, target: str, *, pause_s: float) -> None:
+    Loads of several hosts in one folder tell each other what they put; `first` numbers their workers apart.
+    """
+
+    def __init__(self, folder: Path, target: str, *, pause_s: float, first: int = 0) -> None:
         self.running: list[WorkerProcess] = []
         self._ended: Counter[str] = Counter()
-        self._folder, self._target, self._pause_s, self._num_started = folder, target, pause_s, 0
+        self._folder, self._target, self._pause_s, self._num_started = folder, target, pause_s, first
 
     def start(self, role: Role, *, is_holder: bool = False) -> WorkerProcess:
         """Start a worker; a holder takes leases and waits for its end."""

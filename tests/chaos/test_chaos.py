@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from . import __main__ as chaos
-from .breaks import BREAKS, ROOT, Break, planted
+from .breaks import BREAKS, FLEET_BREAKS, ROOT, Break, planted
 from .content import NUM_WORDS, payload_of, wrong_words
 
 SECONDS = 5.0
 
 
-@pytest.mark.parametrize("one", BREAKS, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", BREAKS + FLEET_BREAKS, ids=lambda one: one.name)
 def test_a_defect_fits_the_code_that_it_breaks(one: Break, tmp_path: Path) -> None:
     with planted(one.name, tmp_path):
         assert (tmp_path / "broken" / one.file).read_text() != (ROOT / one.file).read_text()

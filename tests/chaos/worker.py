@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections import Counter, deque
 from pathlib import Path
 
@@ -31,11 +32,13 @@ from .content import (
 )
 
 NUM_RECENT = 400  # chains that are asked for again
+PUT_MASK = (1 << 20) - 1  # of a chain's number: how many its worker put before
+SLOW_S = 2.0
 NUM_HELD = 32  # leases of a worker that holds them until it is killed
 NUM_NEW_SESSIONS = 16
 SHORT_TTL_S = 0.2
 NUM_TRIES = 100  # gets of what is not there yet
-SAID_CALLS = 20  # from one line of counts to the next
+SAID_CALLS = 5  # from one line of counts to the next
 REFUSED_S = 0.05  # until the next call
 #: Answers that mean a defect, whatever is done to the daemon.
 DEFECTS = ("BUG", "BROKEN_ANSWER")
@@ -61,6 +64,7 @@ class Worker:
             *[self._put] * 30,
             *[self._get_recent] * 30,
             *[self._get_what_is_being_put] * 12,
+            *[self._get_what_was_put] * 6,
             *[self._get_of_others] * 4,
             *[self._read_lease] * 9,
             *[self._read_overdue_lease] * 1,
@@ -125,6 +129,12 @@ class Worker:
                 self.counts["caught while put"] += 1
                 return
 
+    def _get_what_was_put(self, namespace: Namespace) -> None:
+        """Ask for a chain that any worker of the tenant put a while ago, maybe on another host."""
+        number = self._board.ask(self._tenant, self._dice)
+        if number is not None and (age := self._dice.randrange(1, NUM_RECENT // 10)) <= number & PUT_MASK:
+            self._get(namespace, number - age)
+
     def _get_of_others(self, namespace: Namespace) -> None:
         """Ask for what only the other tenant can have put."""
         number = self._board.ask(1 - self._tenant, self._dice)
@@ -136,7 +146,9 @@ class Worker:
 
     def _get(self, namespace: Namespace, number: int, session: str = "") -> None:
         self._into.fill(0)
+        began_at = time.monotonic()
         report = self._client.get(namespace, names_of(number), self._into, session=session)
+        self.counts["gets over 2 s"] += time.monotonic() > began_at + SLOW_S
         self._check(self._into, report.num_blocks, number)
 
     def _get_in_sessions(self, namespace: Namespace) -> None:

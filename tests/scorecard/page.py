@@ -155,6 +155,11 @@ SHOWN: dict[str, Callable[[Figures, list[Entry]], str]] = {
         f"{f['faults']:,.0f} faults, none wrong; {f['witnesses_found']:.0f} of {f['witnesses']:.0f} chains "
         "that were put right before a kill found after it"
     ),
+    "fleet": lambda f, mine: (
+        f"{f['faults']:,.0f} faults, none wrong, no call failed on a host that nothing was done to, where "
+        f"{f['slow_elsewhere']:,.0f} gets took more than 2 s; {f['fetches']:,.0f} fetches, "
+        f"{f['received_bytes'] / GIB:.1f} GiB between hosts"
+    ),
     "soak": _soak,
     "overload": _overload,
     "timing": _timing,

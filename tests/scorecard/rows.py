@@ -145,6 +145,20 @@ def read_chaos(printed: str) -> Figures:
     }
 
 
+def read_fleet(printed: str) -> Figures:
+    """Return faults, bytes that were read and right, and bytes that went between hosts."""
+    counts = _last_object(printed)
+    return {
+        "faults": len(re.findall(r"(?m)^ *[\d.]+ s  ", printed)),
+        "seconds": counts["seconds"],
+        "slow_elsewhere": sum(int(n) for n in re.findall(r"elsewhere (\d+) gets", printed)),
+        "verified_bytes": counts["blocks verified"] * GEOMETRY.block_bytes,
+        "received_bytes": counts["peer_bytes_received"],
+        "fetches": counts["peer_fetches_arrived"],
+        "wrong": 0,  # the first one ends the run with another exit status
+    }
+
+
 def read_soak(printed: str) -> Figures:
     """Return the slopes of the second half, what was left in the end, and the times of reclaim."""
     found = _last_object(printed)
@@ -303,6 +317,16 @@ ROWS = [
         180,
         "seconds",
         "wrong",
+    ),
+    Row(
+        "fleet",
+        "three hosts in network namespaces under kills, stops, cuts in one and both ways, slow links",
+        lambda size, run: ["-m", "tests.chaos.fleet", "--seconds", str(size), "--seed", str(run)],
+        read_fleet,
+        120,
+        "seconds",
+        "wrong",
+        ("seconds", 1_800),
     ),
     Row(
         "soak",
