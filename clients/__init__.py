@@ -41,7 +41,17 @@ from .options import Limits, Retry, Timeout
 from .sync import Client, Lease, Pin, Session
 from .values.keys import prefix_hashes
 from .values.namespace import Namespace
-from .values.types import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo
+from .values.types import (
+    GetReport,
+    HostRank,
+    Lookup,
+    Prefetch,
+    PrefillSpeed,
+    PutReport,
+    Rank,
+    Retention,
+    ServerInfo,
+)
 from .weights import checkpoint_digest, find_checkpoint
 
 if TYPE_CHECKING:
@@ -60,6 +70,7 @@ __all__ = [
     "Geometry",
     "GetReport",
     "Guard",
+    "HostRank",
     "InvalidRequest",
     "KvtierError",
     "Lease",
@@ -77,6 +88,7 @@ __all__ = [
     "PrefillSpeed",
     "PutOutcome",
     "PutReport",
+    "Rank",
     "Retention",
     "Retry",
     "ServerBug",

@@ -1,4 +1,4 @@
-"""Holdings: tells other hosts which blocks this one can read, and what changes.
+"""Holdings: tells other hosts which blocks this one can read, and from where, and what changes.
 
 Reads the log of block events, which is a ring: a host that reads slowly makes this one hold no more memory.
 It finds that the ring has moved on, and gets a snapshot anew. Nothing is kept for hosts that do not watch.
@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from ...sources.peers.inventory import short_names
+from ...tiers.block import Tier
 from ...v1 import peer_pb2 as pb
+from ...v1.types_pb2 import HostLoad
 from ..core.catalog.catalog import NO_ROW, Catalog
 from ..event_log import BlockEvent, EventLog
 
@@ -23,16 +25,24 @@ MAX_DIGESTS: Final = 4096
 class Holdings:
     """What this host holds, as messages. Owned by the event loop.
 
-    `load` is asked with every heartbeat; `host` is this host's name, for people."""
+    `load` is asked with every heartbeat; `host` is this host's name, for people. Blocks with their slowest
+    fragment is in `log_tier` are told as being on disk."""
 
     def __init__(
-        self, catalog: Catalog, events: EventLog, epoch: int, host: str, load: Callable[[], pb.HostLoad]
+        self,
+        catalog: Catalog,
+        events: EventLog,
+        epoch: int,
+        host: str,
+        load: Callable[[], HostLoad],
+        log_tier: Tier,
     ) -> None:
         self._catalog = catalog
         self._events = events
         self._epoch = epoch
         self._host = host
         self._load = load
+        self._log_tier = log_tier
         self.num_watchers = 0
         self.num_resets = 0  # of hosts that read too slowly
 
@@ -82,21 +92,21 @@ class Holdings:
         first.is_reset = is_reset
         yield first
         for number, digest in namespaces.items():
-            chunk: list[bytes] = []
+            chunk: dict[bytes, Tier] = {}
             for names in self._names(number):
-                chunk += names
+                chunk |= names
                 if len(chunk) >= CHUNK_NAMES:
-                    yield self._message([_added(digest, chunk)])
-                    chunk = []
+                    yield self._message([self._change(digest, chunk)])
+                    chunk = {}
                 await asyncio.sleep(0)
             if chunk:
-                yield self._message([_added(digest, chunk)])
+                yield self._message([self._change(digest, chunk)])
         last = self._message([])
         last.is_complete = True
         yield last
 
-    def _names(self, number: int) -> Iterator[list[bytes]]:
-        """Yield the blocks of a namespace that can be read, STEP_NAMES looked at a time."""
+    def _names(self, number: int) -> Iterator[dict[bytes, Tier]]:
+        """Yield the blocks of a namespace that can be read and their tiers, STEP_NAMES looked at a time."""
         namespace = self._catalog.namespaces[number]
         for shard in namespace.rows.shards:
             items = list(shard.items())
@@ -104,16 +114,18 @@ class Holdings:
                 part = items[start : start + STEP_NAMES]
                 if number not in self._catalog.namespaces:
                     return
-                yield [name for name, row in part if shard.get(name) == row and self._is_readable(row)]
+                present = {name: self._tier(row) for name, row in part if shard.get(name) == row}
+                yield {name: tier for name, tier in present.items() if tier is not None}
 
-    def _is_readable(self, row: int) -> bool:
-        return row >= 0 and self._catalog.tier_of(row) is not None
+    def _tier(self, row: int) -> Tier | None:
+        """Return the slowest tier that reading a block involves; None where it cannot be read."""
+        return self._catalog.tier_of(row) if row >= 0 else None
 
     def _changes(
         self, events: Iterable[BlockEvent], told: Mapping[int, bytes]
     ) -> tuple[int, list[pb.InventoryChange]]:
         """Return the number of the last event that was looked at, and what events changed, as it is now."""
-        there: dict[int, dict[bytes, bool]] = {}
+        there: dict[int, dict[bytes, Tier | None]] = {}
         last, num_names = 0, 0
         for event in events:
             last = event.sequence
@@ -122,24 +134,22 @@ class Holdings:
                 of = there.setdefault(event.namespace_id, {})
                 for name in event.prefix_hashes:
                     row = NO_ROW if namespace is None else namespace.rows.get(name, NO_ROW)
-                    of[name] = self._is_readable(row)
+                    of[name] = self._tier(row)
                 num_names += len(event.prefix_hashes)
                 if num_names >= STEP_NAMES:
                     break
-        return last, [
-            pb.InventoryChange(
-                namespace_digest=told[number],
-                added=short_names(name for name, is_there in of.items() if is_there),
-                removed=short_names(name for name, is_there in of.items() if not is_there),
-            )
-            for number, of in there.items()
-        ]
+        return last, [self._change(told[number], of) for number, of in there.items()]
+
+    def _change(self, digest: bytes, tiers: Mapping[bytes, Tier | None]) -> pb.InventoryChange:
+        """Return what is told of blocks of one namespace that are in these tiers, or in none."""
+        return pb.InventoryChange(
+            namespace_digest=digest,
+            added=short_names(name for name, tier in tiers.items() if tier is not None),
+            removed=short_names(name for name, tier in tiers.items() if tier is None),
+            added_on_disk=short_names(name for name, tier in tiers.items() if tier == self._log_tier),
+        )
 
     def _message(self, changes: list[pb.InventoryChange]) -> pb.WatchInventoryResponse:
         return pb.WatchInventoryResponse(
-            epoch=self._epoch, host=self._host, changes=changes, load=self._load()
+            epoch=self._epoch, host=self._host, changes=changes, load=self._load(), tells_tiers=True
         )
-
-
-def _added(digest: bytes, names: list[bytes]) -> pb.InventoryChange:
-    return pb.InventoryChange(namespace_digest=digest, added=short_names(names))

@@ -19,6 +19,7 @@ from ...sources.peers.connection import break_off, is_quiet
 from ...sources.peers.inventory import HostInventory
 from ...v1 import peer_pb2 as pb
 from ...v1.peer_pb2_grpc import PeerServiceStub
+from ...v1.types_pb2 import HostLoad
 from .fleet_tls import FleetTls
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class FleetHost:
         self.is_self = False
         self.problem = ""  # why it is not live
         self.inventory = HostInventory()
-        self.load = pb.HostLoad()
+        self.load = HostLoad()
+        self.tells_tiers = False
         self.num_fetches = 0  # under way, and waiting for their turn
         self.turns = asyncio.Semaphore(MAX_FETCHES)
         self.pause_until = 0.0
@@ -99,7 +101,7 @@ class FleetHost:
         if self.is_live:
             self.counters["lost"] += 1
         self.is_live, self.problem = False, problem
-        self.inventory, self.load = HostInventory(), pb.HostLoad()
+        self.inventory, self.load = HostInventory(), HostLoad()
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -217,7 +219,7 @@ class Hosts:
                     host.forget("it has started anew")
                     host.epoch = message.epoch
                 host.name = "".join(filter(str.isprintable, message.host))[:MAX_HOST_NAME]
-                host.load = message.load
+                host.load, host.tells_tiers = message.load, message.tells_tiers
                 if message.is_reset:
                     coming = HostInventory()
                 await _take(coming, message, digests)
@@ -244,8 +246,10 @@ async def _take(
     for change in message.changes:
         if change.namespace_digest not in digests:
             continue
-        names = inventory.change(change.namespace_digest, change.added, change.removed)
-        if names is not None:
+        to_merge = inventory.change(
+            change.namespace_digest, change.added, change.removed, change.added_on_disk
+        )
+        for names in to_merge:
             names.adopt(*await asyncio.to_thread(names.merged))
 
 

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from ...sources.peers.connection import TICKET_BYTES
 from ...sources.peers.sending import Piece
 from ...v1 import peer_pb2 as pb
+from ...v1.types_pb2 import HostLoad
 from ..core.catalog.catalog import NO_ROW, NamespaceEntry
 from ..core.events import AcquireRequested, ReleaseRequested
 from ..core.results import AcquireResult, ReadyFragment, ReadyFragments
@@ -74,7 +75,12 @@ class PeerService:
         self.data_port = 0
         self.counters: Counter[str] = Counter()
         self.holdings = Holdings(
-            service.planner.catalog, events, service.facts.epoch, socket.gethostname(), self._load
+            service.planner.catalog,
+            events,
+            service.facts.epoch,
+            socket.gethostname(),
+            self.load,
+            service.ladder.log_tier,
         )
 
     @property
@@ -82,8 +88,23 @@ class PeerService:
         """Return how many tickets there are, with those that are being made."""
         return len(self._waiting) + len(self._used) + self._num_acquiring
 
-    def _load(self) -> pb.HostLoad:
-        return pb.HostLoad(num_tickets=self.num_tickets, max_tickets=MAX_TICKETS)
+    def load(self) -> HostLoad:
+        """Return how busy this host is, as it tells others."""
+        service, core = self._service, self._service.planner.core
+        memory = [core.rooms[tier].statistics() for tier in core.ladder.memory_tiers if tier in core.rooms]
+        log_tier = core.ladder.log_tier
+        load = HostLoad(
+            num_tickets=self.num_tickets,
+            max_tickets=MAX_TICKETS,
+            queued_bytes=sum(core.bytes_in_flight.values()),
+            memory_free_share=sum(one.free_bytes for one in memory)
+            / max(1, sum(one.capacity_bytes for one in memory)),
+            is_draining=service.draining,
+        )
+        if log_tier in core.rooms:
+            load.disk_wait_s = core.costs.wait_s(log_tier)
+            load.disk_bytes_per_s = core.costs.bandwidth_of(log_tier)
+        return load
 
     # --------------------------------------------------------------------------------------- calls
 

@@ -39,10 +39,9 @@ from ..server.access_log import MAX_WAITING_ACCESSES, AccessLog
 from ..server.admin_service import AdminService, DrainResult
 from ..server.cache_service import CacheService, ServerFacts
 from ..server.grpc_server import EventsService, GrpcServer
-from ..server.intent_service import IntentService
 from ..server.listeners import Listeners
 from ..server.local_server import LocalServer
-from ..server.streams import MAX_STREAM_PUT_BYTES, ByteStreams, PutBuffers
+from ..server.streams import MAX_STREAM_PUT_BYTES, PutBuffers
 from ..server.verify_service import VerifyService
 from .adoption import Adoption
 from .assembly import Assembly, assemble
@@ -52,6 +51,7 @@ from .reload import Reload
 from .wiring import (
     build_appliance,
     build_codec_selection,
+    build_handlers,
     build_planner,
     build_rotation,
     build_scrubber,
@@ -137,11 +137,12 @@ class Daemon:
         self.service.book = self.assembly.book
         self.service.compression = settings.compression
         self.local: LocalServer | None = None
+        self.peers = PeerService(self.service, self.events, settings.peers.send_limit_bytes)
+        self._more = build_handlers(self.service, self.peers, self.fleet, self.put_buffers)
         if path is not None:
             routes, options = self.assembly.staging_routes, local_options(settings)
-            self.local = LocalServer(self.service, path, routes, options, self.access, self.rates)
+            self.local = LocalServer(self.service, path, routes, options, self.access, self.rates, self._more)
         self.direct: DirectPath | None = None  # while there is a device
-        self.peers = PeerService(self.service, self.events, settings.peers.send_limit_bytes)
         self._wire_observability(settings)
         self.listeners = Listeners(settings.listen, self.access, settings.access.tls, settings.socket_mode)
         self.grpc = GrpcServer(
@@ -180,9 +181,8 @@ class Daemon:
             lambda: self.codec_selection.speeds if self.codec_selection else {},
         )
         admin.tenants.source = self.source
-        streams = ByteStreams(self.service, self.put_buffers)
         return {
-            "KVCacheService": (self.service, IntentService(self.service), streams),
+            "KVCacheService": (self.service, *self._more),
             "AdminService": (admin, VerifyService(self.scrubber, self.appliance.clock)),
             "EventsService": (EventsService(self.events, self.accesses, self.service),),
             "PeerService": (self.peers,),

@@ -19,9 +19,14 @@ from ..core.planner import Planner
 from ..errors import StartError
 from ..event_log import EventLog
 from ..fleet.fleet import Fleet
+from ..fleet.rank_service import RankService
+from ..fleet.tickets import PeerService
 from ..scrubber import Scrubber
 from ..security.key_rotation import KeyRotation
+from ..server.cache_service import CacheService
+from ..server.intent_service import IntentService
 from ..server.local_server import LocalOptions
+from ..server.streams import ByteStreams, PutBuffers
 from ..transfer.fair_queue import BandwidthShares
 from ..transfer.object_edge import LIMITS, ObjectEdge
 from .assembly import MAX_COPIES_PER_EDGE, Assembly
@@ -111,6 +116,13 @@ def build_sources(
     if (edge := fleet.edge if fleet is not None else store) is not None:
         appliance.carry_out_by(dict.fromkeys((SearchBundles, FetchBundle, ExportBundle), edge.execute))
     return store, fleet
+
+
+def build_handlers(
+    service: CacheService, peers: PeerService, fleet: Fleet | None, buffers: PutBuffers
+) -> tuple[object, ...]:
+    """Return what answers the calls of KVCacheService that `service` does not."""
+    return IntentService(service), RankService(service, peers, fleet), ByteStreams(service, buffers)
 
 
 def cold_path(settings: Settings) -> Path | None:

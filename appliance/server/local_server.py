@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from ..security.principals import Authenticator
 from ..security.rights import limited_calls
 from ..transfer.lanes import Route
 from .cache_service import CacheService
-from .intent_service import IntentService
 from .local_connection import LocalConnection, peer_of
 from .local_turns import Turns
 from .open_domains import OpenDomains
@@ -80,6 +79,7 @@ class LocalServer:
         options: LocalOptions,
         access: Authenticator,
         rates: CallRates,
+        handlers: Sequence[object],
     ) -> None:
         self.path = path
         self.connections: set[LocalConnection] = set()
@@ -97,7 +97,7 @@ class LocalServer:
         self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
         self._direct: PagesPort | None = None
         self._socket: socket.socket | None = None
-        self._calls = _unary_calls(pb, service, IntentService(service))
+        self._calls = _unary_calls(pb, service, *handlers)
 
     def serve_pages(self, direct: PagesPort) -> None:
         """Take calls of the direct path, too."""

@@ -15,7 +15,7 @@ from ..operations.direct import Exporter, pages_registration
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import only_hash
 from ..values.namespace import Namespace
-from ..values.types import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo
+from ..values.types import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Rank, Retention, ServerInfo
 from .driver import THREAD_BYTES, AsyncDriver
 from .handles import AsyncLease, AsyncPin, AsyncSession
 from .pages import AsyncPages
@@ -66,6 +66,20 @@ class AsyncClient(AsyncDriver):
     async def lookup(self, namespace: Namespace, hashes: Sequence[bytes] | bytes) -> Lookup:
         """Return how much of a chain is stored. No side effect, no promise."""
         return await self.run(partial(self.operations.lookup, namespace, hashes))
+
+    async def rank(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        queues: dict[str, float] | None = None,
+    ) -> Rank:
+        """Return which host of the fleet should get a prompt, the best one first. No side effect, no promise.
+
+        `queues`: hosts to choose from, by address or machine name, and the seconds of prefill that run and
+        wait at each; None: all hosts that the daemon knows, and itself, with nothing waiting. A daemon older
+        than this call closes the connection.
+        """
+        return await self.run(partial(self.operations.rank, namespace, hashes, queues))
 
     async def put(
         self,

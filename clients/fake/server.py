@@ -26,6 +26,8 @@ from ..operations.effects import Answer, Attachment
 from ..values.types import ServerInfo
 from .store import FakeStore, Key
 
+FAKE_HOST = "fake"  # what it is called in a ranking
+COMPUTE_S = 0.01  # of a block
 _DRAM = STANDARD_WIRE.number(Tier.DRAM)
 
 
@@ -43,6 +45,7 @@ class _Namespace:
     namespace_id: int
     digest: bytes
     fragment_bytes: list[int]
+    block_tokens: int
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ class FakeServer:
         found = self.state.namespaces.get(identity.digest)
         if found is None:
             number = len(self.state.namespaces) + 1
-            found = _Namespace(number, identity.digest, list(geometry.fragment_bytes))
+            found = _Namespace(number, identity.digest, list(geometry.fragment_bytes), geometry.block_tokens)
             self.state.namespaces[identity.digest] = found
         return pb.RegisterNamespaceResponse(
             namespace_id=found.namespace_id,
@@ -147,6 +150,29 @@ class FakeServer:
         keys = self._stored(request)
         tiers = bytes([_DRAM] * len(keys))  # one tier, always worth loading
         return pb.LookupResponse(num_blocks=len(keys), tiers=tiers, num_worth_loading=len(keys))
+
+    def _on_rank(self, attachment: Attachment, request: Any) -> Any:
+        """The fake is a fleet of itself; other candidates are hosts of which it knows nothing."""
+        num_held, num_blocks = len(self._stored(request)), len(_split(request.prefix_hashes))
+        queues = {one.host: one.queue_s for one in request.candidates} or {FAKE_HOST: 0.0}
+        hosts = []
+        for host, queue_s in queues.items():
+            held = num_held if host == FAKE_HOST else 0
+            told = pb.RankedHost(address=host, queue_s=queue_s, num_held=held, num_in_memory=held)
+            told.name, told.is_self = (host, True) if host == FAKE_HOST else ("", False)
+            told.is_known, told.num_computed = told.is_self, num_blocks - held
+            told.compute_s = COMPUTE_S * told.num_computed
+            told.first_token_s = queue_s + told.compute_s
+            hosts.append(told)
+        hosts.sort(key=lambda one: one.first_token_s)
+        namespace = self._namespace(request.namespace_id)
+        return pb.RankResponse(
+            hosts=hosts,
+            num_blocks=num_blocks,
+            block_tokens=namespace.block_tokens,
+            recompute_s=COMPUTE_S * num_blocks,
+            is_guess=True,
+        )
 
     def _on_acquire(self, attachment: Attachment, request: Any) -> list[Answer]:
         keys = self._stored(request)

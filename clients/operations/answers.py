@@ -5,6 +5,8 @@ never arrived, a copy to another address, or an exception that is no KvtierError
 an answer says, or raises `broken_answer`, whereupon the driver closes the connection.
 """
 
+import math
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,9 @@ from ...v1 import kvcache_pb2
 from ...v1.conversions import WireTiers
 from ...v1.types import PutOutcome, Tier
 from ..errors import broken_answer
-from ..values.types import ServerInfo
+from ..values.types import HostRank, Rank, ServerInfo
 
+_HOST_FIELDS = [field.name for field in fields(HostRank) if field.name != "load"]
 _OUTCOMES = {int(outcome): outcome for outcome in PutOutcome}
 
 
@@ -49,6 +52,26 @@ def tiers_of(packed: bytes, known: WireTiers) -> tuple[Tier, ...]:
         return known.unpack(packed)
     except KeyError as problem:
         raise broken_answer(f"a tier numbered {problem}") from None
+
+
+def rank_of(message: kvcache_pb2.RankResponse, num_blocks: int) -> Rank:
+    """Return the ranking of a chain of `num_blocks` blocks."""
+    for one in message.hosts:
+        counts = one.num_held, one.num_in_memory + one.num_on_disk + one.num_in_unknown_tier
+        if max(*counts, one.num_fetched + one.num_computed) > num_blocks:
+            raise broken_answer(f"a host with more than {num_blocks} blocks of a chain that has as many")
+        seconds = one.first_token_s, one.load_s, one.fetch_s, one.compute_s, one.queue_s
+        if not all(0.0 <= value < math.inf for value in seconds):
+            raise broken_answer("a host with times that are no seconds")
+    hosts = tuple(
+        HostRank(
+            **{name: getattr(one, name) for name in _HOST_FIELDS},
+            load={field.name: float(value) for field, value in one.load.ListFields()},
+        )
+        for one in message.hosts
+    )
+    speed = message.recompute_s, message.is_guess
+    return Rank(hosts, num_blocks, message.block_tokens, *speed)
 
 
 def outcomes_of(packed: bytes, num_blocks: int) -> list[PutOutcome]:

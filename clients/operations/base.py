@@ -21,8 +21,8 @@ from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.types import Lookup, Prefetch, PrefillSpeed, ServerInfo
-from .answers import num_blocks_of, tiers_of
+from ..values.types import Lookup, Prefetch, PrefillSpeed, Rank, ServerInfo
+from .answers import num_blocks_of, rank_of, tiers_of
 from .effects import Answer, Attach, Attachment, Forget, Operation, Post, Receive, Send
 
 _LEAST_S, _DAY_S, _CENTURY_S = 0.001, 86_400.0, 100 * 366 * 86_400.0
@@ -190,6 +190,26 @@ class Operations:
             response.fetch_s,
             response.search_s,
         )
+
+    def rank(self, namespace: Namespace, hashes: Any, queues: dict[str, float] | None) -> Operation[Rank]:
+        """Return the hosts of the fleet for a chain."""
+        if queues is not None:
+            instance("queues", queues, dict)
+            for host, queue_s in queues.items():
+                text("each host of queues", host)
+                number("each of queues", queue_s, 0.0)
+        attachment, namespace_id = yield from self.begin(namespace)
+        packed = self.chain(attachment, hashes)
+        if not packed:
+            raise InvalidRequest("a prompt without blocks has no rank; name at least one", reason="BAD_KEY")
+        candidates = [
+            kvcache_pb2.RankCandidate(host=host, queue_s=queue_s) for host, queue_s in (queues or {}).items()
+        ]
+        request = kvcache_pb2.RankRequest(
+            namespace_id=namespace_id, prefix_hashes=packed, candidates=candidates
+        )
+        response = yield from self.call(attachment, "Rank", request, self.deadline(None))
+        return rank_of(response, len(packed) // HASH_BYTES)
 
     def pin(
         self, namespace: Namespace, hashes: Any, ttl_s: float, floor: Tier | str

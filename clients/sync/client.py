@@ -16,7 +16,7 @@ from ..operations.direct import Exporter, pages_registration
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import only_hash
 from ..values.namespace import Namespace
-from ..values.types import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo
+from ..values.types import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Rank, Retention, ServerInfo
 from .driver import THREAD_BYTES, Driver
 from .handles import Lease, Pin, Session
 from .pages import Pages
@@ -67,6 +67,20 @@ class Client(Driver):
     def lookup(self, namespace: Namespace, hashes: Sequence[bytes] | bytes) -> Lookup:
         """Return how much of a chain is stored. No side effect, no promise."""
         return self.run(partial(self.operations.lookup, namespace, hashes))
+
+    def rank(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        queues: dict[str, float] | None = None,
+    ) -> Rank:
+        """Return which host of the fleet should get a prompt, the best one first. No side effect, no promise.
+
+        `queues`: hosts to choose from, by address or machine name, and the seconds of prefill that run and
+        wait at each; None: all hosts that the daemon knows, and itself, with nothing waiting. A daemon older
+        than this call closes the connection.
+        """
+        return self.run(partial(self.operations.rank, namespace, hashes, queues))
 
     def put(
         self,

@@ -1,6 +1,7 @@
-"""What calls take and return: reports, retention, prefill speed. v1/types.py has tiers and outcomes."""
+"""What calls take and return: reports, ranks, retention, speed. v1/types.py has tiers and outcomes."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...v1 import types_pb2
@@ -42,6 +43,40 @@ class Lookup:
     def num_available(self) -> int:
         """Blocks that an acquire brings: those stored here, and those it fetches."""
         return self.num_blocks + self.num_fetchable
+
+
+@dataclass(frozen=True, slots=True)
+class HostRank:
+    """One host of a ranking. Blocks are counted from the first one of the prompt."""
+
+    address: str  # as the fleet's members have it; empty: the daemon asked, which is no member
+    name: str  # of the machine
+    is_self: bool  # the daemon asked
+    is_known: bool  # False: a candidate of which nothing is known, ranked as if it held nothing
+    first_token_s: float  # expected: behind the queue, with blocks read, fetched and computed
+    num_held: int  # blocks in its tiers
+    num_in_memory: int  # of those held
+    num_on_disk: int
+    num_in_unknown_tier: int  # of an older host, which does not tell
+    num_fetched: int  # blocks worth fetching from elsewhere
+    num_computed: int
+    load_s: float  # until the held ones are readable
+    fetch_s: float  # until the fetched ones have arrived
+    compute_s: float  # prefill of the rest
+    queue_s: float  # of the candidate
+    #: What the host said of its load, by the fields of HostLoad; what it did not tell is missing.
+    load: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The hosts of a fleet for one prompt, the one with the earliest expected first token first. A hint."""
+
+    hosts: tuple[HostRank, ...]
+    num_blocks: int  # of the prompt
+    block_tokens: int
+    recompute_s: float  # estimated prefill of the whole prompt
+    is_guess: bool  # nothing measured or stated how fast prompts are computed: seconds are rough
 
 
 @dataclass(frozen=True, slots=True)

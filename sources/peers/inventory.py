@@ -1,8 +1,8 @@
 """HostInventory: which blocks another host says it holds, by the first 8 bytes of their names.
 
-Sorted arrays, 8 bytes a block, and a dict over them for the changes since they were sorted: a set of Python
-integers takes ten times the memory. Names are hashes: that two blocks share 8 bytes is as rare as 1 in 10^12
-at a million blocks, and then a fetch brings nothing, as with any other wrong hint.
+Sorted arrays, 8 bytes a block, 16 for one on disk, and a dict over them for the changes since they were
+sorted: a set of Python integers takes ten times the memory. Names are hashes: that two blocks share 8 bytes
+is as rare as 1 in 10^12 at a million blocks, and then a fetch brings nothing, as with any other wrong hint.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAME_BYTES: Final = 8
-#: Of one host, in all namespaces: 32 MB. What it says beyond them is not remembered.
+#: Of one host, in all namespaces: 32 MB, and as much again if all are on disk. What it says beyond them is
+#: not remembered.
 MAX_NAMES: Final = 4 << 20
 #: Changes of one namespace from which on they are merged into its array: at least so many, and a share of it.
 MERGE_NAMES: Final = 8192
@@ -90,19 +91,32 @@ class HostInventory:
     def __init__(self, max_names: int = MAX_NAMES) -> None:
         self._max_names = max_names
         self._of: dict[bytes, NameSet] = {}
+        self._on_disk: dict[bytes, NameSet] = {}  # those that are not wholly in memory there
         self.num_refused = 0  # names beyond the bound
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
-    def change(self, digest: bytes, added: bytes, removed: bytes) -> NameSet | None:
-        """Take in what the host says of one namespace. Returns its names when they are to be merged."""
+    def change(
+        self, digest: bytes, added: bytes, removed: bytes, added_on_disk: bytes = b""
+    ) -> list[NameSet]:
+        """Take in what the host says of one namespace. Returns the sets of names that are to be merged.
+
+        `added_on_disk`: those of `added` that are not wholly in memory; others in it are left out."""
         names = self._of.setdefault(digest, NameSet())
         room = max(0, self._max_names - len(self))
         self.num_refused += max(0, len(added) // NAME_BYTES - room)
+        added = added[: room * NAME_BYTES]
         names.change(removed, False)
-        names.change(added[: room * NAME_BYTES], True)
-        return names if names.is_to_be_merged else None
+        names.change(added, True)
+        on_disk = self._on_disk.setdefault(digest, NameSet())
+        taken = unpack_names(added)
+        is_on_disk = np.isin(taken, unpack_names(added_on_disk))
+        if len(on_disk):  # names that it has no more are told of: most were never there
+            gone = np.concatenate([taken[~is_on_disk], unpack_names(removed)])
+            on_disk.change(gone[on_disk.has(gone)].tobytes(), False)
+        on_disk.change(taken[is_on_disk].tobytes(), True)
+        return [one for one in (names, on_disk) if one.is_to_be_merged]
 
     def prefix(self, digest: bytes, names: Sequence[bytes]) -> int:
         """Return how many names, from the first one on, the host says it holds."""
@@ -113,6 +127,11 @@ class HostInventory:
             return 0
         found = known.has(unpack_names(short_names(names)))
         return found.index(False) if False in found else len(found)
+
+    def num_on_disk(self, digest: bytes, names: Sequence[bytes]) -> int:
+        """Return how many of these names, which it holds, it says are not wholly in memory."""
+        known = self._on_disk.get(digest)
+        return sum(known.has(unpack_names(short_names(names)))) if known is not None and names else 0
 
     def has_all(self, digest: bytes, names: Sequence[bytes]) -> bool:
         """Return whether the host says it holds every one of these blocks."""

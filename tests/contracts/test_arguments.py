@@ -77,6 +77,7 @@ NO_CHAIN: dict[str, Any] = {
 }
 TAKES_CHAIN: dict[str, Callable[[Any, Namespace, Any], Any]] = {
     "lookup": lambda c, n, hashes: c.lookup(n, hashes),
+    "rank": lambda c, n, hashes: c.rank(n, hashes),
     "put": lambda c, n, hashes: c.put(n, hashes, DATA),
     "get": lambda c, n, hashes: c.get(n, hashes),
     "get into": lambda c, n, hashes: c.get(n, hashes, np.empty(BLOCK, np.uint8)),
@@ -101,6 +102,11 @@ WRONG: dict[str, tuple[Callable[[Any, Namespace], Any], str]] = {
     "register: no identity": (lambda c, n: c.register(DIGEST), "identity must be a NamespaceIdentity"),
     "register: no speed": (lambda c, n: c.register(n.identity, 5000.0), "prefill must be a PrefillSpeed"),
     "lookup: no namespace": (lambda c, n: c.lookup("model", NAMES), "namespace must be a Namespace"),
+    "rank: no namespace": (lambda c, n: c.rank("model", NAMES), "namespace must be a Namespace"),
+    "rank: a list of hosts": (lambda c, n: c.rank(n, NAMES, ["a"]), "queues must be a dict"),
+    "rank: a queue of text": (lambda c, n: c.rank(n, NAMES, {"a": "1"}), "each of queues must be a number"),
+    "rank: a negative queue": (lambda c, n: c.rank(n, NAMES, {"a": -1.0}), "each of queues must be a number"),
+    "rank: host of bytes": (lambda c, n: c.rank(n, NAMES, {b"a": 0.0}), "each host of queues must be a str"),
     "put: no namespace": (lambda c, n: c.put(n.identity, NAMES, DATA), "namespace must be a Namespace"),
     "get: no namespace": (lambda c, n: c.get(None, NAMES), "namespace must be a Namespace"),
     "get one: no namespace": (lambda c, n: c.get(None, NAMES[:1], ONE), "namespace must be a Namespace"),

@@ -401,6 +401,28 @@ def test_lookup_says_what_loading_and_computing_cost(client: Any, namespace: Nam
     assert found.recompute_s >= 0.0
 
 
+def test_rank_of_a_daemon_without_a_fleet_is_itself(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(3), payload(3))
+    found = client.rank(namespace, chain(4))
+    assert (found.num_blocks, found.block_tokens, found.is_guess) == (4, 16, True)
+    (own,) = found.hosts
+    assert own.is_self
+    assert own.is_known
+    assert (own.num_held, own.num_in_memory, own.num_fetched, own.num_computed) == (3, 3, 0, 1)
+    assert 0.0 < own.compute_s == own.first_token_s <= found.recompute_s
+
+
+def test_rank_of_candidates(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(3), payload(3))
+    own = client.rank(namespace, chain(4)).hosts[0]
+    called = own.address or own.name
+    ranked = client.rank(namespace, chain(4), {"10.0.0.9:7070": 0.0, called: 1000.0}).hosts
+    assert [(one.address, one.is_known, one.num_held) for one in ranked[:1]] == [("10.0.0.9:7070", False, 0)]
+    assert (ranked[1].is_self, ranked[1].queue_s, ranked[1].num_held) == (True, 1000.0, 3)
+    assert ranked[1].first_token_s >= 1000.0
+    assert client.rank(namespace, chain(4), {called: 0.0, "10.0.0.9:7070": 0.0}).hosts[0].is_self
+
+
 def test_lease_says_how_much_is_stored(client: Any, namespace: Namespace) -> None:
     client.put(namespace, chain(2), payload(2))
     with client.acquire(namespace, chain(3), load_anyway=True) as lease:
@@ -457,9 +479,12 @@ def test_data_of_wrong_size(client: Any, namespace: Namespace) -> None:
 
 def test_more_blocks_than_one_call_may_name(client: Any, namespace: Namespace) -> None:
     too_many = bytes(32 * (client.info.max_blocks_per_request + 1))
-    with pytest.raises(InvalidRequest) as raised:
-        client.lookup(namespace, too_many)
-    assert raised.value.reason == "TOO_MANY_BLOCKS"
+    for ask in (client.lookup, client.rank):
+        with pytest.raises(InvalidRequest) as raised:
+            ask(namespace, too_many)
+        assert raised.value.reason == "TOO_MANY_BLOCKS"
+    with pytest.raises(InvalidRequest):
+        client.rank(namespace, [])
 
 
 def test_identity_of_another_domain(client: Any, model: bytes) -> None:

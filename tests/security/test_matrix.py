@@ -173,6 +173,7 @@ def requests(v: Victim) -> dict[str, Callable[[], Any]]:
         "CloseClient": lambda: pb.CloseClientRequest(client_id=v.client),
         "RegisterNamespace": lambda: pb.RegisterNamespaceRequest(identity=identity()),
         "Lookup": lambda: pb.LookupRequest(namespace_id=v.namespace, prefix_hashes=BLOCKS[0]),
+        "Rank": lambda: pb.RankRequest(namespace_id=v.namespace, prefix_hashes=BLOCKS[0]),
         "Acquire": lambda: pb.AcquireRequest(**mine),
         "Release": lambda: pb.ReleaseRequest(client_id=v.client, lease_ids=[v.lease]),
         "KeepAlive": lambda: pb.KeepAliveRequest(client_id=v.client, lease_ids=[v.lease]),

@@ -352,6 +352,10 @@ class Fetches:
             return FetchPrice(0, 0.0)
         return FetchPrice(num_blocks, speed.fetch_s(num_bytes, self._core.now))
 
+    def host_fetch_s(self, num_bytes: int) -> float:
+        """Return how long so many bytes of another host take on a link with nothing else on it."""
+        return self._hosts.fetch_s(num_bytes, self._core.now, is_alone=True)
+
     def search_s(self, namespace_id: int, names: Sequence[bytes], num_stored: int) -> float:
         """Return how long the search that is under way for a chain may be waited for; 0 when there is none.
 

@@ -382,6 +382,175 @@ class LookupResponse(_message.Message):
 Global___LookupResponse: _TypeAlias = LookupResponse  # noqa: Y015
 
 @_typing.final
+class RankRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    namespace_id: _builtins.int
+    prefix_hashes: _builtins.bytes
+    """32 bytes each, in chain order from the first block"""
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankCandidate]:
+        """Hosts to choose from, at most 1,024; none: all that this daemon knows, and itself."""
+
+    def __init__(
+        self,
+        *,
+        namespace_id: _builtins.int = ...,
+        prefix_hashes: _builtins.bytes = ...,
+        candidates: _abc.Iterable[Global___RankCandidate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "namespace_id", b"namespace_id", "prefix_hashes", b"prefix_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankRequest: _TypeAlias = RankRequest  # noqa: Y015
+
+@_typing.final
+class RankCandidate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """its address, as the fleet's members have it, or its name"""
+    queue_s: _builtins.float
+    """Seconds of prefill that run and wait there, as the caller counts them: no daemon knows the runtime's queue."""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        queue_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "queue_s", b"queue_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankCandidate: _TypeAlias = RankCandidate  # noqa: Y015
+
+@_typing.final
+class RankResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOSTS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_S_FIELD_NUMBER: _builtins.int
+    IS_GUESS_FIELD_NUMBER: _builtins.int
+    num_blocks: _builtins.int
+    """of the chain that was asked for"""
+    block_tokens: _builtins.int
+    recompute_s: _builtins.float
+    """estimated seconds of prefill of the whole chain"""
+    is_guess: _builtins.bool
+    """no prefill of this namespace was stated or measured here: its speed follows from its shape"""
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankedHost]:
+        """the earliest expected first token first"""
+
+    def __init__(
+        self,
+        *,
+        hosts: _abc.Iterable[Global___RankedHost] | None = ...,
+        num_blocks: _builtins.int = ...,
+        block_tokens: _builtins.int = ...,
+        recompute_s: _builtins.float = ...,
+        is_guess: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "hosts", b"hosts", "is_guess", b"is_guess", "num_blocks", b"num_blocks", "recompute_s", b"recompute_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankResponse: _TypeAlias = RankResponse  # noqa: Y015
+
+@_typing.final
+class RankedHost(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    IS_SELF_FIELD_NUMBER: _builtins.int
+    IS_KNOWN_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
+    NUM_HELD_FIELD_NUMBER: _builtins.int
+    NUM_IN_MEMORY_FIELD_NUMBER: _builtins.int
+    NUM_ON_DISK_FIELD_NUMBER: _builtins.int
+    NUM_IN_UNKNOWN_TIER_FIELD_NUMBER: _builtins.int
+    NUM_FETCHED_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_FIELD_NUMBER: _builtins.int
+    LOAD_S_FIELD_NUMBER: _builtins.int
+    FETCH_S_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """as the fleet's members have it; empty: the daemon that answers, which is no member"""
+    name: _builtins.str
+    """of the machine, for people"""
+    is_self: _builtins.bool
+    """the daemon that answers"""
+    is_known: _builtins.bool
+    """false: a candidate of which nothing is known; it is ranked as if it held nothing"""
+    first_token_s: _builtins.float
+    """expected: behind the queue, with the blocks below read, fetched and computed"""
+    num_held: _builtins.int
+    """blocks from the first one on that it has in its tiers"""
+    num_in_memory: _builtins.int
+    """of those held"""
+    num_on_disk: _builtins.int
+    num_in_unknown_tier: _builtins.int
+    num_fetched: _builtins.int
+    """blocks worth fetching from other hosts or the object store"""
+    num_computed: _builtins.int
+    load_s: _builtins.float
+    """until the held ones are readable"""
+    fetch_s: _builtins.float
+    """until the fetched ones are"""
+    compute_s: _builtins.float
+    """prefill of the others"""
+    queue_s: _builtins.float
+    """as the caller said"""
+    @_builtins.property
+    def load(self) -> _types_pb2.HostLoad:
+        """as the host said last"""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        name: _builtins.str = ...,
+        is_self: _builtins.bool = ...,
+        is_known: _builtins.bool = ...,
+        first_token_s: _builtins.float = ...,
+        num_held: _builtins.int = ...,
+        num_in_memory: _builtins.int = ...,
+        num_on_disk: _builtins.int = ...,
+        num_in_unknown_tier: _builtins.int = ...,
+        num_fetched: _builtins.int = ...,
+        num_computed: _builtins.int = ...,
+        load_s: _builtins.float = ...,
+        fetch_s: _builtins.float = ...,
+        compute_s: _builtins.float = ...,
+        queue_s: _builtins.float = ...,
+        load: _types_pb2.HostLoad | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "compute_s", b"compute_s", "fetch_s", b"fetch_s", "first_token_s", b"first_token_s", "is_known", b"is_known", "is_self", b"is_self", "load", b"load", "load_s", b"load_s", "name", b"name", "num_computed", b"num_computed", "num_fetched", b"num_fetched", "num_held", b"num_held", "num_in_memory", b"num_in_memory", "num_in_unknown_tier", b"num_in_unknown_tier", "num_on_disk", b"num_on_disk", "queue_s", b"queue_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankedHost: _TypeAlias = RankedHost  # noqa: Y015
+
+@_typing.final
 class AcquireRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

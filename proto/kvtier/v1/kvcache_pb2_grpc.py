@@ -59,6 +59,11 @@ class KVCacheServiceStub:
                 request_serializer=kvtier_dot_v1_dot_kvcache__pb2.LookupRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kvcache__pb2.LookupResponse.FromString,
                 _registered_method=True)
+        self.Rank = channel.unary_unary(
+                '/kvtier.v1.KVCacheService/Rank',
+                request_serializer=kvtier_dot_v1_dot_kvcache__pb2.RankRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kvcache__pb2.RankResponse.FromString,
+                _registered_method=True)
         self.Acquire = channel.unary_stream(
                 '/kvtier.v1.KVCacheService/Acquire',
                 request_serializer=kvtier_dot_v1_dot_kvcache__pb2.AcquireRequest.SerializeToString,
@@ -172,6 +177,14 @@ class KVCacheServiceServicer:
     def Lookup(self, request, context):
         """How much of a chain is stored, where, and what loading it or computing it again costs. No side effect, no
         promise: only Acquire promises.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rank(self, request, context):
+        """Which host of the fleet answers a prompt first: what each one holds of it, what loading, fetching and
+        computing take there, the earliest expected first token first. For routers. No side effect, no promise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -315,6 +328,11 @@ def add_KVCacheServiceServicer_to_server(servicer, server):
                     servicer.Lookup,
                     request_deserializer=kvtier_dot_v1_dot_kvcache__pb2.LookupRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kvcache__pb2.LookupResponse.SerializeToString,
+            ),
+            'Rank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rank,
+                    request_deserializer=kvtier_dot_v1_dot_kvcache__pb2.RankRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kvcache__pb2.RankResponse.SerializeToString,
             ),
             'Acquire': grpc.unary_stream_rpc_method_handler(
                     servicer.Acquire,
@@ -527,6 +545,33 @@ class KVCacheService:
             '/kvtier.v1.KVCacheService/Lookup',
             kvtier_dot_v1_dot_kvcache__pb2.LookupRequest.SerializeToString,
             kvtier_dot_v1_dot_kvcache__pb2.LookupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.KVCacheService/Rank',
+            kvtier_dot_v1_dot_kvcache__pb2.RankRequest.SerializeToString,
+            kvtier_dot_v1_dot_kvcache__pb2.RankResponse.FromString,
             options,
             channel_credentials,
             insecure,

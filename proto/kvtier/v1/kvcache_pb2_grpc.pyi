@@ -56,6 +56,10 @@ class KVCacheServiceStub:
     """How much of a chain is stored, where, and what loading it or computing it again costs. No side effect, no
     promise: only Acquire promises.
     """
+    Rank: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.RankRequest, _kvcache_pb2.RankResponse]
+    """Which host of the fleet answers a prompt first: what each one holds of it, what loading, fetching and
+    computing take there, the earliest expected first token first. For routers. No side effect, no promise.
+    """
     Acquire: _grpc.UnaryStreamMultiCallable[_kvcache_pb2.AcquireRequest, _kvcache_pb2.AcquireResponse]
     """Looks up and pins in one step. The first answer names the lease and how many blocks of the chain it
     pins; fragments follow as they become readable, in layer order; the answer marked `last` ends it.
@@ -115,6 +119,10 @@ class KVCacheServiceAsyncStub(KVCacheServiceStub):
     Lookup: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.LookupRequest, _kvcache_pb2.LookupResponse]  # type: ignore[assignment]
     """How much of a chain is stored, where, and what loading it or computing it again costs. No side effect, no
     promise: only Acquire promises.
+    """
+    Rank: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.RankRequest, _kvcache_pb2.RankResponse]  # type: ignore[assignment]
+    """Which host of the fleet answers a prompt first: what each one holds of it, what loading, fetching and
+    computing take there, the earliest expected first token first. For routers. No side effect, no promise.
     """
     Acquire: _aio.UnaryStreamMultiCallable[_kvcache_pb2.AcquireRequest, _kvcache_pb2.AcquireResponse]  # type: ignore[assignment]
     """Looks up and pins in one step. The first answer names the lease and how many blocks of the chain it
@@ -202,6 +210,16 @@ class KVCacheServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kvcache_pb2.LookupResponse, _abc.Awaitable[_kvcache_pb2.LookupResponse]]:
         """How much of a chain is stored, where, and what loading it or computing it again costs. No side effect, no
         promise: only Acquire promises.
+        """
+
+    @_abc_1.abstractmethod
+    def Rank(
+        self,
+        request: _kvcache_pb2.RankRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvcache_pb2.RankResponse, _abc.Awaitable[_kvcache_pb2.RankResponse]]:
+        """Which host of the fleet answers a prompt first: what each one holds of it, what loading, fetching and
+        computing take there, the earliest expected first token first. For routers. No side effect, no promise.
         """
 
     @_abc_1.abstractmethod

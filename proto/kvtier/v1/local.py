@@ -41,6 +41,7 @@ class Method(IntEnum):
     GET_PAGES = 20
     CANCEL_PAGES = 21
     PUT_PAGES = 22
+    RANK = 23
 
 
 class Flag(IntFlag):

@@ -10,6 +10,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from kvtier.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -53,6 +54,7 @@ class WatchInventoryResponse(_message.Message):
     IS_COMPLETE_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    TELLS_TIERS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """of the host: another one at every start"""
     host: _builtins.str
@@ -61,10 +63,12 @@ class WatchInventoryResponse(_message.Message):
     """what was told before counts no more: a snapshot begins with this message"""
     is_complete: _builtins.bool
     """the snapshot ends with this message"""
+    tells_tiers: _builtins.bool
+    """`added_on_disk` is told; older hosts do not, and then the tier of a block is unknown"""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___InventoryChange]: ...
     @_builtins.property
-    def load(self) -> Global___HostLoad: ...
+    def load(self) -> _types_pb2.HostLoad: ...
     def __init__(
         self,
         *,
@@ -73,11 +77,12 @@ class WatchInventoryResponse(_message.Message):
         is_reset: _builtins.bool = ...,
         is_complete: _builtins.bool = ...,
         changes: _abc.Iterable[Global___InventoryChange] | None = ...,
-        load: Global___HostLoad | None = ...,
+        load: _types_pb2.HostLoad | None = ...,
+        tells_tiers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "epoch", b"epoch", "host", b"host", "is_complete", b"is_complete", "is_reset", b"is_reset", "load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "epoch", b"epoch", "host", b"host", "is_complete", b"is_complete", "is_reset", b"is_reset", "load", b"load", "tells_tiers", b"tells_tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -90,47 +95,28 @@ class InventoryChange(_message.Message):
     NAMESPACE_DIGEST_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
+    ADDED_ON_DISK_FIELD_NUMBER: _builtins.int
     namespace_digest: _builtins.bytes
     added: _builtins.bytes
     """first 8 bytes of the prefix hash of each block"""
     removed: _builtins.bytes
+    added_on_disk: _builtins.bytes
+    """those of `added` that are not wholly in memory"""
     def __init__(
         self,
         *,
         namespace_digest: _builtins.bytes = ...,
         added: _builtins.bytes = ...,
         removed: _builtins.bytes = ...,
+        added_on_disk: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "namespace_digest", b"namespace_digest", "removed", b"removed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "added_on_disk", b"added_on_disk", "namespace_digest", b"namespace_digest", "removed", b"removed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InventoryChange: _TypeAlias = InventoryChange  # noqa: Y015
-
-@_typing.final
-class HostLoad(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUM_TICKETS_FIELD_NUMBER: _builtins.int
-    MAX_TICKETS_FIELD_NUMBER: _builtins.int
-    num_tickets: _builtins.int
-    """in use"""
-    max_tickets: _builtins.int
-    def __init__(
-        self,
-        *,
-        num_tickets: _builtins.int = ...,
-        max_tickets: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tickets", b"max_tickets", "num_tickets", b"num_tickets"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___HostLoad: _TypeAlias = HostLoad  # noqa: Y015
 
 @_typing.final
 class FetchBlocksRequest(_message.Message):

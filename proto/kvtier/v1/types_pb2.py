@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvtier/v1/types.proto\x12\tkvtier.v1\"Z\n\x08TierInfo\x12\x1d\n\x04tier\x18\x01 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.kvtier.v1.TierKind\"\xa9\x01\n\x08Geometry\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x18\n\x10layers_per_group\x18\x07 \x01(\r\x12\x12\n\nnum_planes\x18\x08 \x01(\r\"\x9f\x01\n\x11NamespaceIdentity\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x02 \x01(\x0c\x12%\n\x08geometry\x18\x03 \x01(\x0b\x32\x13.kvtier.v1.Geometry\x12\r\n\x05shard\x18\x04 \x01(\t\x12\x0e\n\x06\x64omain\x18\x05 \x01(\t\x12\x16\n\x0eprofile_digest\x18\x06 \x01(\x0c\"=\n\x0cPrefillSpeed\x12\x14\n\x0ctokens_per_s\x18\x01 \x01(\x01\x12\x17\n\x0f\x64oubling_tokens\x18\x02 \x01(\x01\"U\n\tRetention\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x04\x12\x11\n\tend_token\x18\x02 \x01(\x04\x12\x10\n\x08priority\x18\x03 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\"-\n\x0bStagingSpan\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\"\xbd\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\x04\x12\x36\n\x08metadata\x18\x05 \x03(\x0b\x32$.kvtier.v1.ErrorDetail.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*[\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_HBM\x10\x01\x12\r\n\tTIER_DRAM\x10\x02\x12\r\n\tTIER_NVME\x10\x03\"\x04\x08\x04\x10\x04*\x0bTIER_OBJECT*i\n\x08TierKind\x12\x19\n\x15TIER_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10TIER_KIND_DEVICE\x10\x01\x12\x14\n\x10TIER_KIND_MEMORY\x10\x02\x12\x16\n\x12TIER_KIND_SEGMENTS\x10\x03*\x9b\x01\n\x07Urgency\x12\x17\n\x13URGENCY_UNSPECIFIED\x10\x00\x12\x14\n\x10URGENCY_DECODING\x10\x01\x12\x13\n\x0fURGENCY_PREFILL\x10\x02\x12\x12\n\x0eURGENCY_QUEUED\x10\x03\x12\x13\n\x0fURGENCY_WAITING\x10\x04\x12\x10\n\x0cURGENCY_IDLE\x10\x05\x12\x11\n\rURGENCY_ENDED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvtier/v1/types.proto\x12\tkvtier.v1\"Z\n\x08TierInfo\x12\x1d\n\x04tier\x18\x01 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.kvtier.v1.TierKind\"\xa9\x01\n\x08Geometry\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x18\n\x10layers_per_group\x18\x07 \x01(\r\x12\x12\n\nnum_planes\x18\x08 \x01(\r\"\x9f\x01\n\x11NamespaceIdentity\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x02 \x01(\x0c\x12%\n\x08geometry\x18\x03 \x01(\x0b\x32\x13.kvtier.v1.Geometry\x12\r\n\x05shard\x18\x04 \x01(\t\x12\x0e\n\x06\x64omain\x18\x05 \x01(\t\x12\x16\n\x0eprofile_digest\x18\x06 \x01(\x0c\"=\n\x0cPrefillSpeed\x12\x14\n\x0ctokens_per_s\x18\x01 \x01(\x01\x12\x17\n\x0f\x64oubling_tokens\x18\x02 \x01(\x01\"U\n\tRetention\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x04\x12\x11\n\tend_token\x18\x02 \x01(\x04\x12\x10\n\x08priority\x18\x03 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\"\x9e\x02\n\x08HostLoad\x12\x13\n\x0bnum_tickets\x18\x01 \x01(\r\x12\x13\n\x0bmax_tickets\x18\x02 \x01(\r\x12\x19\n\x0cqueued_bytes\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x1e\n\x11memory_free_share\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0b\x64isk_wait_s\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x1d\n\x10\x64isk_bytes_per_s\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x0bis_draining\x18\x07 \x01(\x08H\x04\x88\x01\x01\x42\x0f\n\r_queued_bytesB\x14\n\x12_memory_free_shareB\x0e\n\x0c_disk_wait_sB\x13\n\x11_disk_bytes_per_sB\x0e\n\x0c_is_draining\"-\n\x0bStagingSpan\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\"\xbd\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\x04\x12\x36\n\x08metadata\x18\x05 \x03(\x0b\x32$.kvtier.v1.ErrorDetail.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*[\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_HBM\x10\x01\x12\r\n\tTIER_DRAM\x10\x02\x12\r\n\tTIER_NVME\x10\x03\"\x04\x08\x04\x10\x04*\x0bTIER_OBJECT*i\n\x08TierKind\x12\x19\n\x15TIER_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10TIER_KIND_DEVICE\x10\x01\x12\x14\n\x10TIER_KIND_MEMORY\x10\x02\x12\x16\n\x12TIER_KIND_SEGMENTS\x10\x03*\x9b\x01\n\x07Urgency\x12\x17\n\x13URGENCY_UNSPECIFIED\x10\x00\x12\x14\n\x10URGENCY_DECODING\x10\x01\x12\x13\n\x0fURGENCY_PREFILL\x10\x02\x12\x12\n\x0eURGENCY_QUEUED\x10\x03\x12\x13\n\x0fURGENCY_WAITING\x10\x04\x12\x10\n\x0cURGENCY_IDLE\x10\x05\x12\x11\n\rURGENCY_ENDED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERRORDETAIL_METADATAENTRY']._loaded_options = None
   _globals['_ERRORDETAIL_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_TIER']._serialized_start=851
-  _globals['_TIER']._serialized_end=942
-  _globals['_TIERKIND']._serialized_start=944
-  _globals['_TIERKIND']._serialized_end=1049
-  _globals['_URGENCY']._serialized_start=1052
-  _globals['_URGENCY']._serialized_end=1207
+  _globals['_TIER']._serialized_start=1140
+  _globals['_TIER']._serialized_end=1231
+  _globals['_TIERKIND']._serialized_start=1233
+  _globals['_TIERKIND']._serialized_end=1338
+  _globals['_URGENCY']._serialized_start=1341
+  _globals['_URGENCY']._serialized_end=1496
   _globals['_TIERINFO']._serialized_start=36
   _globals['_TIERINFO']._serialized_end=126
   _globals['_GEOMETRY']._serialized_start=129
@@ -49,10 +49,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLSPEED']._serialized_end=523
   _globals['_RETENTION']._serialized_start=525
   _globals['_RETENTION']._serialized_end=610
-  _globals['_STAGINGSPAN']._serialized_start=612
-  _globals['_STAGINGSPAN']._serialized_end=657
-  _globals['_ERRORDETAIL']._serialized_start=660
-  _globals['_ERRORDETAIL']._serialized_end=849
-  _globals['_ERRORDETAIL_METADATAENTRY']._serialized_start=802
-  _globals['_ERRORDETAIL_METADATAENTRY']._serialized_end=849
+  _globals['_HOSTLOAD']._serialized_start=613
+  _globals['_HOSTLOAD']._serialized_end=899
+  _globals['_STAGINGSPAN']._serialized_start=901
+  _globals['_STAGINGSPAN']._serialized_end=946
+  _globals['_ERRORDETAIL']._serialized_start=949
+  _globals['_ERRORDETAIL']._serialized_end=1138
+  _globals['_ERRORDETAIL_METADATAENTRY']._serialized_start=1091
+  _globals['_ERRORDETAIL_METADATAENTRY']._serialized_end=1138
 # @@protoc_insertion_point(module_scope)

@@ -304,6 +304,70 @@ class Retention(_message.Message):
 Global___Retention: _TypeAlias = Retention  # noqa: Y015
 
 @_typing.final
+class HostLoad(_message.Message):
+    """How busy a host of the fleet is, by its own word. What an older host does not tell is left out: unknown."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TICKETS_FIELD_NUMBER: _builtins.int
+    MAX_TICKETS_FIELD_NUMBER: _builtins.int
+    QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_FREE_SHARE_FIELD_NUMBER: _builtins.int
+    DISK_WAIT_S_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
+    num_tickets: _builtins.int
+    """for other hosts, in use"""
+    max_tickets: _builtins.int
+    queued_bytes: _builtins.int
+    """of copies between its tiers, waiting and running"""
+    memory_free_share: _builtins.float
+    """of its memory tiers: 0 to 1"""
+    disk_wait_s: _builtins.float
+    """that a load from its disk waits for those before it"""
+    disk_bytes_per_s: _builtins.float
+    """of its disk, as measured"""
+    is_draining: _builtins.bool
+    """it takes nothing new"""
+    def __init__(
+        self,
+        *,
+        num_tickets: _builtins.int = ...,
+        max_tickets: _builtins.int = ...,
+        queued_bytes: _builtins.int | None = ...,
+        memory_free_share: _builtins.float | None = ...,
+        disk_wait_s: _builtins.float | None = ...,
+        disk_bytes_per_s: _builtins.float | None = ...,
+        is_draining: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes_per_s", b"_disk_bytes_per_s", "_disk_wait_s", b"_disk_wait_s", "_is_draining", b"_is_draining", "_memory_free_share", b"_memory_free_share", "_queued_bytes", b"_queued_bytes", "disk_bytes_per_s", b"disk_bytes_per_s", "disk_wait_s", b"disk_wait_s", "is_draining", b"is_draining", "memory_free_share", b"memory_free_share", "queued_bytes", b"queued_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes_per_s", b"_disk_bytes_per_s", "_disk_wait_s", b"_disk_wait_s", "_is_draining", b"_is_draining", "_memory_free_share", b"_memory_free_share", "_queued_bytes", b"_queued_bytes", "disk_bytes_per_s", b"disk_bytes_per_s", "disk_wait_s", b"disk_wait_s", "is_draining", b"is_draining", "max_tickets", b"max_tickets", "memory_free_share", b"memory_free_share", "num_tickets", b"num_tickets", "queued_bytes", b"queued_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__disk_bytes_per_s: _TypeAlias = _typing.Literal["disk_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__disk_bytes_per_s: _TypeAlias = _typing.Literal["_disk_bytes_per_s", b"_disk_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__disk_wait_s: _TypeAlias = _typing.Literal["disk_wait_s"]  # noqa: Y015
+    _WhichOneofArgType__disk_wait_s: _TypeAlias = _typing.Literal["_disk_wait_s", b"_disk_wait_s"]  # noqa: Y015
+    _WhichOneofReturnType__is_draining: _TypeAlias = _typing.Literal["is_draining"]  # noqa: Y015
+    _WhichOneofArgType__is_draining: _TypeAlias = _typing.Literal["_is_draining", b"_is_draining"]  # noqa: Y015
+    _WhichOneofReturnType__memory_free_share: _TypeAlias = _typing.Literal["memory_free_share"]  # noqa: Y015
+    _WhichOneofArgType__memory_free_share: _TypeAlias = _typing.Literal["_memory_free_share", b"_memory_free_share"]  # noqa: Y015
+    _WhichOneofReturnType__queued_bytes: _TypeAlias = _typing.Literal["queued_bytes"]  # noqa: Y015
+    _WhichOneofArgType__queued_bytes: _TypeAlias = _typing.Literal["_queued_bytes", b"_queued_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_bytes_per_s) -> _WhichOneofReturnType__disk_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_wait_s) -> _WhichOneofReturnType__disk_wait_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_draining) -> _WhichOneofReturnType__is_draining | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_free_share) -> _WhichOneofReturnType__memory_free_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queued_bytes) -> _WhichOneofReturnType__queued_bytes | None: ...
+
+Global___HostLoad: _TypeAlias = HostLoad  # noqa: Y015
+
+@_typing.final
 class StagingSpan(_message.Message):
     """A span of bytes in a client's own staging extent."""
 

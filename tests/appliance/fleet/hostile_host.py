@@ -1,6 +1,7 @@
 """A host that belongs to the fleet and does what no host should: says it has everything, and sends something
 else, too much, too little, or nothing."""
 
+import math
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from kvtier.tiers.block import NamespaceIdentity
 from kvtier.tiers.payload import checksum
 from kvtier.v1 import peer_pb2 as pb
 from kvtier.v1.peer_pb2_grpc import PeerServiceServicer, add_PeerServiceServicer_to_server
+from kvtier.v1.types_pb2 import HostLoad
 
 #: What it does after it was asked for blocks that it said it has.
 TRICKS = (
@@ -64,12 +66,24 @@ class HostileHost(PeerServiceServicer):
     ) -> Iterator[pb.WatchInventoryResponse]:
         """Say that it has all blocks, and blocks of a namespace that was not asked for."""
         changes = [
-            pb.InventoryChange(namespace_digest=digest, added=short_names(self._names))
+            pb.InventoryChange(
+                namespace_digest=digest,
+                added=short_names(self._names),
+                added_on_disk=short_names(self._names) + b"half",
+            )
             for digest in (self._identity.digest, b"other" * 6 + b"!!")
         ]
-        load = pb.HostLoad(num_tickets=0, max_tickets=99)
+        load = HostLoad(
+            max_tickets=99, disk_wait_s=math.nan, disk_bytes_per_s=-1.0, memory_free_share=math.inf
+        )
         yield pb.WatchInventoryResponse(
-            epoch=7, host="h" * 500, is_reset=True, is_complete=True, changes=changes, load=load
+            epoch=7,
+            host="h" * 500,
+            is_reset=True,
+            is_complete=True,
+            changes=changes,
+            load=load,
+            tells_tiers=True,
         )
         num_asked = self.num_asked
         while not self._ended.wait(0.1) and context.is_active():

@@ -101,6 +101,7 @@ class Bridge(KVCacheServiceServicer):
 UNARY = (
     "RegisterNamespace",
     "Lookup",
+    "Rank",
     "Release",
     "KeepAlive",
     "Touch",

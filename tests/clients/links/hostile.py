@@ -72,6 +72,15 @@ def right_answers(call: str, request: Any) -> list[Any]:
             return [getattr(pb, f"{call}Response")(outcomes=bytes([2]) * (len(header.prefix_hashes) // 32))]
         case "Pin" | "Prefetch":
             return [getattr(pb, f"{call}Response")(num_blocks=num_found)]
+        case "Rank":
+            told = pb.RankedHost(
+                address="a:1",
+                is_known=True,
+                num_held=num_found,
+                num_in_memory=num_found,
+                num_computed=num_named - num_found,
+            )
+            return [pb.RankResponse(hosts=[told])]
         case _:
             return [getattr(pb, f"{call}Response")()]
 

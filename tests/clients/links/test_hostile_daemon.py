@@ -102,6 +102,12 @@ def put(client: Any, namespace: Any) -> None:
     assert len(report.outcomes) == 2
 
 
+def rank(client: Any, namespace: Any) -> None:
+    for host in client.rank(namespace, NAMES).hosts:
+        assert max(host.num_held, host.num_fetched + host.num_computed) <= len(NAMES)
+        assert 0.0 <= host.first_token_s < float("inf")
+
+
 def session(client: Any, _: Any) -> None:
     one = client.session("a", deadline_s=1.0)
     one.fork("b").end()
@@ -110,6 +116,7 @@ def session(client: Any, _: Any) -> None:
 
 CALLS: tuple[Callable[[Any, Any, bool], object], ...] = (
     lambda client, namespace, _: client.lookup(namespace, NAMES),
+    lambda client, namespace, _: rank(client, namespace),
     lambda client, namespace, is_proven: get(client, namespace, is_proven=is_proven),
     lambda client, namespace, is_proven: get(client, namespace, is_proven=is_proven, first_block=1),
     lambda client, namespace, _: client.get(namespace, NAMES),
@@ -181,6 +188,14 @@ LIES: dict[str, tuple[Method, Callable[[HostileLocal], Any]]] = {
     "a fragment of another length": (Method.ACQUIRE, lambda s: ready_with(s, length=1)),
     "more blocks than were named": (Method.LOOKUP, lambda _: pb.LookupResponse(num_blocks=9)),
     "a tier without a name": (Method.LOOKUP, lambda _: pb.LookupResponse(num_blocks=1, tiers=bytes([99]))),
+    "a host with more than was named": (
+        Method.RANK,
+        lambda _: pb.RankResponse(hosts=[pb.RankedHost(num_held=9)]),
+    ),
+    "a time that is none": (
+        Method.RANK,
+        lambda _: pb.RankResponse(hosts=[pb.RankedHost(first_token_s=float("nan"))]),
+    ),
     "no outcomes": (Method.COMMIT, lambda _: pb.CommitResponse()),
     "an outcome without a name": (Method.COMMIT, lambda _: pb.CommitResponse(outcomes=bytes([2, 99]))),
 }
@@ -194,6 +209,7 @@ def test_a_lie_ends_the_connection(server: HostileLocal, client: Any, lie: str) 
     namespace = client.register(IDENTITY)
     calls: dict[Method, Callable[[], object]] = {
         Method.LOOKUP: lambda: client.lookup(namespace, NAMES[:3]),
+        Method.RANK: lambda: client.rank(namespace, NAMES[:3]),
         Method.ACQUIRE: lambda: client.get(namespace, NAMES[:3]),
         Method.COMMIT: lambda: put(client, namespace),
     }

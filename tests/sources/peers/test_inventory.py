@@ -54,6 +54,19 @@ def test_what_is_beyond_the_bound_is_not_remembered() -> None:
     assert held.prefix(DIGEST, [name(number) for number in range(8)]) == 5
 
 
+def test_blocks_on_disk_are_counted_as_they_were_told_last() -> None:
+    held, chain = HostInventory(), [name(number) for number in range(6)]
+    held.change(DIGEST, short_names(chain), b"", short_names([*chain[3:], name(99)]))
+    assert (held.prefix(DIGEST, chain), held.num_on_disk(DIGEST, chain)) == (6, 3)
+    held.change(DIGEST, short_names(chain[3:4]), b"")  # loaded
+    held.change(DIGEST, b"", short_names(chain[5:]))
+    assert (held.prefix(DIGEST, chain), held.num_on_disk(DIGEST, chain[:5])) == (5, 1)
+    held.change(DIGEST, short_names(chain[5:]), b"")  # put again, into memory
+    assert (held.prefix(DIGEST, chain), held.num_on_disk(DIGEST, chain)) == (6, 1)
+    assert held.num_on_disk(DIGEST, []) == held.num_on_disk(b"e" * 32, chain) == 0
+    assert not held.has_all(DIGEST, [name(99)])
+
+
 def test_bytes_behind_the_last_whole_name_are_nothing() -> None:
     held = HostInventory()
     held.change(DIGEST, short_names([name(1)]) + b"abc", b"xyz")
@@ -63,9 +76,8 @@ def test_bytes_behind_the_last_whole_name_are_nothing() -> None:
 def test_many_changes_are_merged_into_eight_bytes_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "MERGE_NAMES", 64)
     held = HostInventory()
-    assert held.change(DIGEST, short_names(name(number) for number in range(63)), b"") is None
-    names = held.change(DIGEST, short_names([name(63)]), b"")
-    assert names is not None
+    assert held.change(DIGEST, short_names(name(number) for number in range(63)), b"") == []
+    (names,) = held.change(DIGEST, short_names([name(63)]), b"")
     merged, changes = names.merged()
     assert (merged.nbytes, len(changes)) == (64 * 8, 64)
     names.adopt(merged, changes)

@@ -1,0 +1,109 @@
+"""Rank: any host of a fleet says which one a prompt should go to; real daemons on loopback."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from kvtier.appliance.errors import DETAIL_KEY
+from kvtier.clients import PrefillSpeed, Rank
+from kvtier.v1 import kvcache_pb2 as pb
+from kvtier.v1 import types_pb2
+from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
+
+from .fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of, until
+
+SPEED = PrefillSpeed(tokens_per_s=100.0)  # so slow that fetching pays
+
+
+def rank(host: Host, chain: int, queues: dict[str, float] | None = None) -> Rank:
+    """Return what a host answers."""
+    with host.client as client:
+        return client.rank(client.register(IDENTITY, SPEED), names_of(chain), queues)
+
+
+def best(host: Host, chain: int) -> str:
+    """Return the address of the host that comes first."""
+    return rank(host, chain).hosts[0].address
+
+
+def test_every_host_names_the_one_that_has_the_prompt(tmp_path: Path) -> None:
+    with fleet(tmp_path, 3) as hosts:
+        first, second, third = hosts
+        second.put(1)
+        for host in hosts:
+            until(lambda host=host: len(rank(host, 1).hosts) == 3)  # type: ignore[misc]
+            until(lambda host=host: best(host, 1) == second.address)  # type: ignore[misc]
+        found = rank(third, 1)
+        assert {one.address for one in found.hosts} == {host.address for host in hosts}
+        holder, *others = found.hosts
+        assert (holder.num_held, holder.num_in_memory, holder.num_computed) == (CHAIN_BLOCKS, CHAIN_BLOCKS, 0)
+        assert (holder.first_token_s, holder.is_self, found.is_guess) == (0.0, False, False)
+        assert holder.load["max_tickets"] > 0
+        assert 0.0 < holder.load["memory_free_share"] < 1.0
+        for one in others:
+            assert (one.num_held, one.num_fetched, one.num_computed) == (0, CHAIN_BLOCKS, 0)
+            assert 0.0 < one.fetch_s == one.first_token_s < found.recompute_s
+        queues = {host.address: 0.0 for host in (first, third)} | {second.address: 1e6}
+        assert rank(first, 1, queues).hosts[-1].address == second.address
+        assert [one.is_known for one in rank(first, 1, {"10.9.9.9:1": 0.0}).hosts] == [False]
+        second.daemon.stop()
+        until(lambda: second.address not in {one.address for one in rank(first, 1).hosts})
+        assert {one.num_fetched for one in rank(first, 1).hosts} == {0}
+
+
+def test_blocks_on_another_host_s_disk_take_their_time(tmp_path: Path) -> None:
+    """Drained to disk and started again: a host has its blocks there, and tells so."""
+    nvme = f"{{path: {tmp_path}/nvme, capacity: 256MiB}}"
+    with fleet(tmp_path, 1, tiers__nvme=nvme) as (disk,):
+        disk.put(1)
+        assert disk.daemon.stop() == 0
+        disk.daemon.start()
+        asked = Host(tmp_path / "asked", 0, [disk.address], {})
+        try:
+            asked.daemon.start()
+            asked.register()
+            until(lambda: best(asked, 1) == disk.address)
+            holder = rank(asked, 1).hosts[0]
+            assert (holder.num_held, holder.num_on_disk) == (CHAIN_BLOCKS, CHAIN_BLOCKS)
+            assert (holder.num_in_memory, holder.num_in_unknown_tier) == (0, 0)
+            assert holder.load_s == holder.first_token_s > 0.0
+            assert holder.load["disk_bytes_per_s"] > 0.0
+            assert disk.read(1) == CHAIN_BLOCKS
+            until(lambda: rank(asked, 1).hosts[0].num_in_memory == CHAIN_BLOCKS)
+        finally:
+            asked.daemon.close()
+
+
+NAME = bytes(range(32))
+WRONG: dict[str, tuple[pb.RankRequest, str]] = {
+    "no chain": (pb.RankRequest(namespace_id=1), "BAD_KEY"),
+    "half a name": (pb.RankRequest(namespace_id=1, prefix_hashes=NAME[:31]), "BAD_KEY"),
+    "too many blocks": (pb.RankRequest(namespace_id=1, prefix_hashes=NAME * 4097), "TOO_MANY_BLOCKS"),
+    "no namespace": (pb.RankRequest(namespace_id=77, prefix_hashes=NAME), "UNKNOWN_NAMESPACE"),
+    **{
+        words: (pb.RankRequest(namespace_id=1, prefix_hashes=NAME, candidates=candidates), "BAD_REQUEST")
+        for words, candidates in {
+            "too many candidates": [pb.RankCandidate(host=str(n)) for n in range(1025)],
+            "a host without a name": [pb.RankCandidate()],
+            "a host with a novel for a name": [pb.RankCandidate(host="h" * 257)],
+            "a queue that is no number": [pb.RankCandidate(host="a", queue_s=float("nan"))],
+            "a queue without end": [pb.RankCandidate(host="a", queue_s=float("inf"))],
+            "less than no queue": [pb.RankCandidate(host="a", queue_s=-1.0)],
+        }.items()
+    },
+}
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    with fleet(tmp_path, 1) as (host,), grpc.insecure_channel(host.daemon.target) as channel:
+        stub = KVCacheServiceStub(channel)
+        for words, (request, reason) in WRONG.items():
+            with pytest.raises(grpc.RpcError) as failed:
+                stub.Rank(request, timeout=60)
+            beside: Any = failed.value.trailing_metadata()
+            assert types_pb2.ErrorDetail.FromString(dict(beside)[DETAIL_KEY]).reason == reason, words
+        most = [pb.RankCandidate(host=str(number)) for number in range(1024)]
+        request = pb.RankRequest(namespace_id=1, prefix_hashes=NAME * 4096, candidates=most)
+        assert len(stub.Rank(request, timeout=60).hosts) == 1024
