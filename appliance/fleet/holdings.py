@@ -25,8 +25,8 @@ MAX_DIGESTS: Final = 4096
 class Holdings:
     """What this host holds, as messages. Owned by the event loop.
 
-    `load` is asked with every heartbeat; `host` is this host's name, for people. Blocks with their slowest
-    fragment is in `log_tier` are told as being on disk."""
+    `load` is asked with every heartbeat; `host` is this host's name, for people. Blocks with a fragment
+    only in `log_tier` are told as being on disk."""
 
     def __init__(
         self,

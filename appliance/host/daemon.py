@@ -133,12 +133,12 @@ class Daemon:
             ServerFacts(epoch, extent_bytes, str(path or "")),
             self.assembly.staging_routes(self.put_buffers),
         )
-        self.service.profiles = self.assembly.profiles
-        self.service.book = self.assembly.book
+        self.service.profiles, self.service.book = self.assembly.profiles, self.assembly.book
         self.service.compression = settings.compression
         self.local: LocalServer | None = None
         self.peers = PeerService(self.service, self.events, settings.peers.send_limit_bytes)
-        self._more = build_handlers(self.service, self.peers, self.fleet, self.put_buffers)
+        more = (self.put_buffers, self.access)
+        self._more, self._rank_path = build_handlers(self.service, self.peers, self.fleet, *more)
         if path is not None:
             routes, options = self.assembly.staging_routes, local_options(settings)
             self.local = LocalServer(self.service, path, routes, options, self.access, self.rates, self._more)
@@ -167,7 +167,7 @@ class Daemon:
         view.source, view.fleet = self.source, self.fleet
         view.state_listeners.append(self._report)
         self._reports: set[asyncio.Task[None]] = set()
-        self.observability = Observability(view, settings.observe, self.access)
+        self.observability = Observability(view, settings.observe, self.access, self._rank_path)
 
     def _handlers(self) -> Mapping[str, Sequence[object]]:
         """Return the objects that answer the calls of each gRPC service."""

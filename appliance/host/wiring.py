@@ -21,8 +21,10 @@ from ..event_log import EventLog
 from ..fleet.fleet import Fleet
 from ..fleet.rank_service import RankService
 from ..fleet.tickets import PeerService
+from ..observability.rank_path import RankPath
 from ..scrubber import Scrubber
 from ..security.key_rotation import KeyRotation
+from ..security.principals import Authenticator
 from ..server.cache_service import CacheService
 from ..server.intent_service import IntentService
 from ..server.local_server import LocalOptions
@@ -119,10 +121,16 @@ def build_sources(
 
 
 def build_handlers(
-    service: CacheService, peers: PeerService, fleet: Fleet | None, buffers: PutBuffers
-) -> tuple[object, ...]:
-    """Return what answers the calls of KVCacheService that `service` does not."""
-    return IntentService(service), RankService(service, peers, fleet), ByteStreams(service, buffers)
+    service: CacheService,
+    peers: PeerService,
+    fleet: Fleet | None,
+    buffers: PutBuffers,
+    access: Authenticator,
+) -> tuple[tuple[object, ...], RankPath]:
+    """Return what answers the calls of KVCacheService that `service` does not, and Rank over HTTP."""
+    ranks = RankService(service, peers, fleet)
+    others = (IntentService(service), ranks, ByteStreams(service, buffers))
+    return others, RankPath(ranks, service, access)
 
 
 def cold_path(settings: Settings) -> Path | None:

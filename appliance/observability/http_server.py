@@ -1,4 +1,4 @@
-"""HttpServer: the one HTTP listener of the daemon. It answers GET and nothing else.
+"""HttpServer: the one HTTP listener of the daemon. It answers GET, and on some paths POST of a question.
 
 h11 reads and writes HTTP/1.1 (it is sans-IO, pure Python, and one package); asyncio moves the bytes. aiohttp
 and uvicorn with starlette were rejected: eight and five packages for six read-only paths that share the
@@ -6,17 +6,18 @@ planner's loop. Everything is bounded: connections (http_connections.py), size o
 take to come, and what a slow reader makes us keep.
 
 Callers have no identity here, unless `refusal` (http_access.py) asks for one. So the listener is for this
-host by default, nothing can be changed through it, and a request that names another host than an
-address of ours is refused: a page from elsewhere could otherwise read us through the visitor's browser (DNS
-rebinding).
+host by default, nothing can be changed through it, also not by POST, and a request that names another host
+than an address of ours is refused: a page from elsewhere could otherwise read us through the visitor's
+browser (DNS rebinding).
 """
 
 import asyncio
 import contextlib
+import inspect
 import ipaddress
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 10.0  # to come whole; also how long an idle connection stays
 WRITE_TIMEOUT_S = 10.0  # for a reader to take what was sent
 RECEIVE_BYTES = 16 << 10
+MAX_BODY_BYTES = 256 << 10  # of a POST: 4,096 names and 1,024 hosts
 TEXT = "text/plain; charset=utf-8"
 HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
@@ -60,6 +62,7 @@ class HttpResponse:
 
 
 Path = Callable[[Query], HttpResponse]
+Post = Callable[[bytes], Awaitable[HttpResponse]]
 
 
 class BadRequest(ValueError):
@@ -67,7 +70,7 @@ class BadRequest(ValueError):
 
 
 class HttpServer:
-    """Serves `paths` at `host`:`port`.
+    """Serves `paths`, and `posts`, at `host`:`port`.
 
     `refusal` says of a path and an Authorization header why the request is refused, nothing when it is not;
     `challenge` is what a client gets then. Owned by the event loop.
@@ -78,12 +81,14 @@ class HttpServer:
         host: str,
         port: int,
         paths: Mapping[str, Path],
+        posts: Mapping[str, Post],
         refusal: Callable[[str, str], str],
         challenge: str,
     ) -> None:
         self.host = host
         self.port = port  # of the listener once it listens: 0 asks for a free one
         self._paths = paths
+        self._posts = posts
         self._refusal = refusal
         self._challenge = challenge
         self._server: asyncio.Server | None = None
@@ -148,7 +153,7 @@ class HttpServer:
         while True:
             try:
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                    request = await _next_request(http, reader)
+                    request, body = await self._next_request(http, reader, writer)
             except h11.RemoteProtocolError as problem:
                 if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                     await _send(
@@ -158,15 +163,44 @@ class HttpServer:
             if request is None:
                 return
             is_head = request.method == b"HEAD"
-            await _send(http, writer, self._answer(request, task), is_head)
+            answer = self._answer(request, body, task)
+            await _send(http, writer, await answer if inspect.isawaitable(answer) else answer, is_head)
             if http.our_state is h11.MUST_CLOSE or http.their_state is not h11.DONE:
                 return
             http.start_next_cycle()
             self._connections.wait_again(task)
 
-    def _answer(self, request: h11.Request, task: asyncio.Task[Any]) -> HttpResponse:
-        if request.method not in (b"GET", b"HEAD"):
-            return _error(405, "only GET: this listener is for looking")
+    async def _next_request(
+        self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[h11.Request | None, bytes]:
+        """Return the next request once it came whole, None when the peer has finished. Of a body as much is
+        kept as a reader may send, and one byte more."""
+        request: h11.Request | None = None
+        body = bytearray()
+        while True:
+            event = http.next_event()
+            if event is h11.NEED_DATA:
+                if http.they_are_waiting_for_100_continue:
+                    await _write(writer, http.send(h11.InformationalResponse(status_code=100, headers=[])))
+                http.receive_data(await reader.read(RECEIVE_BYTES))
+            elif isinstance(event, h11.Request):
+                request = event
+            elif isinstance(event, h11.Data) and request is not None and self._is_kept(request):
+                body += event.data[: MAX_BODY_BYTES + 1 - len(body)]
+            elif isinstance(event, h11.EndOfMessage):
+                return request, bytes(body)
+            elif isinstance(event, h11.ConnectionClosed):
+                return None, b""
+
+    def _is_kept(self, request: h11.Request) -> bool:
+        """Return whether the body of a request is wanted, of this caller."""
+        path = request.target.decode("latin-1").partition("?")[0]
+        authorization = dict(request.headers).get(b"authorization", b"").decode("latin-1")
+        return path in self._posts and not self._refusal(path, authorization)
+
+    def _answer(
+        self, request: h11.Request, body: bytes, task: asyncio.Task[Any]
+    ) -> HttpResponse | Awaitable[HttpResponse]:
         headers = dict(request.headers)
         if not is_own_name(headers.get(b"host", b"").decode("latin-1")):
             return _error(421, "name this host by its address or as localhost")
@@ -174,9 +208,11 @@ class HttpServer:
             parts = urlsplit(request.target.decode("latin-1"))
         except ValueError:
             return _error(400, "the target is no address")
-        path = self._paths.get(parts.path)
-        if path is None:
-            return _error(404, f"nothing here; try {', '.join(sorted(self._paths))}")
+        path, post = self._paths.get(parts.path), self._posts.get(parts.path)
+        if path is None and post is None:
+            return _error(404, f"nothing here; try {', '.join(sorted([*self._paths, *self._posts]))}")
+        if request.method not in ((b"GET", b"HEAD") if path is not None else (b"POST",)):
+            return _error(405, "only GET: this is for looking" if path is not None else "only POST, of JSON")
         if reason := self._refusal(parts.path, headers.get(b"authorization", b"").decode("latin-1")):
             answer = _error(401, reason)
             return replace(answer, headers=(("WWW-Authenticate", self._challenge),))
@@ -184,12 +220,24 @@ class HttpServer:
             return replace(
                 _error(503, "too many answers are being read; ask again"), headers=(("Retry-After", "1"),)
             )
+        if len(body) > MAX_BODY_BYTES:
+            return _error(413, f"the body may have {MAX_BODY_BYTES} bytes; name fewer blocks")
+        if post is not None:
+            return self._posted(parts.path, post(body))
+        assert path is not None
         try:
             return path({key: values[-1] for key, values in parse_qs(parts.query).items()})
         except BadRequest as problem:
             return _error(400, str(problem))
         except Exception:
             log.exception("http: %s failed", parts.path)
+            return _error(500, "failed inside the daemon; its log says why")
+
+    async def _posted(self, name: str, answer: Awaitable[HttpResponse]) -> HttpResponse:
+        try:
+            return await answer
+        except Exception:
+            log.exception("http: %s failed", name)
             return _error(500, "failed inside the daemon; its log says why")
 
 
@@ -201,21 +249,6 @@ def is_own_name(host: str) -> bool:
             ipaddress.ip_address(name)
         return True
     return False
-
-
-async def _next_request(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    """Return the next request once it came whole, None when the peer has finished. Its body is dropped."""
-    request: h11.Request | None = None
-    while True:
-        event = http.next_event()
-        if event is h11.NEED_DATA:
-            http.receive_data(await reader.read(RECEIVE_BYTES))
-        elif isinstance(event, h11.Request):
-            request = event
-        elif isinstance(event, h11.EndOfMessage):
-            return request
-        elif isinstance(event, h11.ConnectionClosed):
-            return None
 
 
 def _error(status: int, sentence: str) -> HttpResponse:

@@ -5,6 +5,7 @@ loaded and nothing is paid.
 """
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from ..security.principals import Authenticator
 from .daemon_view import DaemonView
 from .http_access import CHALLENGE, NAME_READERS, HttpAccess
 from .http_server import HttpServer
+from .rank_path import PATH as RANK_PATH
+from .rank_path import RankPath
 from .snapshot import Snapshots, asked
 from .web import paths
 from .why import Explainer, Explanation
@@ -30,7 +33,9 @@ log = logging.getLogger(__name__)
 class Observability:
     """What the daemon shows, from `start` to `stop`."""
 
-    def __init__(self, view: DaemonView, settings: Observe, access: Authenticator) -> None:
+    def __init__(
+        self, view: DaemonView, settings: Observe, access: Authenticator, ranks: RankPath | None = None
+    ) -> None:
         self.view = view
         self.readers = HttpAccess(settings, access)
         self._is_for_anyone = self.readers.is_anyone
@@ -40,6 +45,9 @@ class Observability:
         self.kv_events: KvEvents | None = None
         self.tracing: Tracing | None = None
         self._settings = settings
+        self._posts = {RANK_PATH: ranks.answer} if ranks is not None else {}
+        if ranks is not None:
+            ranks.is_exposed = self._is_exposed
 
     async def start(self) -> None:
         """Start sampling and listen. Raises StartError for a wanted address that cannot be had."""
@@ -53,7 +61,7 @@ class Observability:
         if wanted is None:
             return
         served = paths(self.view, self._settings.names)
-        server = HttpServer(wanted.host, wanted.port, served, self.readers.refusal, CHALLENGE)
+        server = HttpServer(wanted.host, wanted.port, served, self._posts, self.readers.refusal, CHALLENGE)
         try:
             await server.start()
         except StartError as problem:
@@ -65,6 +73,11 @@ class Observability:
         log.info("metrics and page at %s", server.address)
         if self.readers.has_no_reader:
             log.warning(NAME_READERS)
+
+    def _is_exposed(self) -> bool:
+        """Return whether callers on other hosts read without a token."""
+        host = self.http.host if self.http is not None else "0.0.0.0"
+        return self.readers.is_anyone and not ipaddress.ip_address(host).is_loopback
 
     async def stop(self) -> None:
         """Stop sampling, and close the listener and what is published. Idempotent."""
