@@ -6,8 +6,10 @@ reads each once, which fetches it, and once more from its own memory. In turns w
     sockets   4 connections, `sendfile` out of a memfd, `recv_into` another one, xxh3-128 of what arrived
     streams   the same prompt read from the far daemon over gRPC, without compression
 
-A fetch has tickets, landing, index entries and replies of which the sockets have nothing. Processor time is
-of both ends. Every byte is compared. Last, a read of what no host has, beside a daemon that knows no other.
+A fetch has tickets, landing, index entries and replies of which the sockets have nothing; what the near
+client has never touched of its daemon's memory would be mapped page by page meanwhile, so other prompts were
+there before. Processor time is of both ends. Every byte is compared. Last, a read of what no host has, beside
+a daemon that knows no other.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from kvtier.clients import Client, Geometry, NamespaceIdentity
+from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
 
 from .machine import describe
 
@@ -40,6 +42,7 @@ IDENTITY = NamespaceIdentity(hashlib.sha256(b"bench.fleet").digest(), GEOMETRY)
 NUM_BLOCKS, NUM_SOCKETS = 64, 4
 PROMPT_BYTES = NUM_BLOCKS * GEOMETRY.block_bytes
 CHUNK_BYTES = 512 << 10
+FIRST_TOUCHED = 10_000
 NUM_MISSES, MISS_BLOCKS = 200, 64
 START_S = 60.0
 
@@ -180,6 +183,15 @@ class BareSockets:
         self.process.wait()
 
 
+def touch(client: Client, target: str, namespace: Namespace, num_prompts: int) -> None:
+    """Let a client see the memory that as many prompts will land in."""
+    for prompt in range(FIRST_TOUCHED, FIRST_TOUCHED + num_prompts):
+        assert client.put(namespace, names_of(prompt), data_of(prompt)).complete
+        client.get(namespace, names_of(prompt))
+    command = [sys.executable, "-m", "kvtier", "evict", "dram", "all", "--target", target]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
 def misses(client: Client, first: int) -> float:
     """Return the median seconds of reads of what is nowhere."""
     namespace, took = client.register(IDENTITY), []
@@ -216,6 +228,7 @@ def main() -> None:
         ends_at = time.monotonic() + START_S
         while here.get(namespaces[0], names_of(num_rounds), into=into).num_blocks != NUM_BLOCKS:
             assert time.monotonic() < ends_at, "the hosts did not find each other"
+        touch(here, near[0], namespaces[0], num_rounds)
         bare = BareSockets()
         stack.callback(bare.close)
         fetched, local = Timed(near[1], far[1]), Timed(near[1], far[1])
