@@ -7,7 +7,7 @@ with the daemon's message, which names the fix. Refused settings are 2, from the
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -31,6 +31,7 @@ from . import EXIT_DENIED, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE
 DETAIL_KEY = "kvtier-error-bin"
 TIMEOUT_S = 5.0
 Command = TypeVar("Command", bound=Callable[..., Any])
+Stub = TypeVar("Stub")
 
 
 class Failed(click.ClickException):
@@ -92,12 +93,17 @@ def connect(address: str) -> grpc.Channel:
         raise Failed(str(error)) from error
 
 
+def admin(address: str) -> AbstractContextManager[AdminServiceStub]:
+    """Connect to the administration of the daemon at `address`, as `called` does."""
+    return called(AdminServiceStub, address)
+
+
 @contextmanager
-def admin(address: str) -> Iterator[AdminServiceStub]:
-    """Connect to the daemon at `address`; gRPC errors inside become exits with a sentence."""
+def called(stub: Callable[[grpc.Channel], Stub], address: str) -> Iterator[Stub]:
+    """Connect to a service of the daemon at `address`; gRPC errors inside become exits with a sentence."""
     with connect(address) as channel:
         try:
-            yield AdminServiceStub(channel)
+            yield stub(channel)
         except grpc.RpcError as error:
             raise failure(error, address) from error
 

@@ -114,3 +114,27 @@ def test_bench_without_a_daemon_is_exit_code_3(target: str) -> None:
     result = run("bench", target=target)
     assert (result.exit_code, result.stdout) == (3, "")
     assert "kvtier serve" in result.stderr
+
+
+def test_fleet_rank_of_a_daemon_without_a_fleet_is_itself(daemon: str) -> None:
+    identity = NamespaceIdentity(
+        bytes(16), Geometry(num_layers=2, num_kv_heads=1, head_dim=64, block_tokens=16, dtype="float16")
+    )
+    names = [bytes([number]) * 32 for number in range(3)]
+    with Client(daemon) as client:
+        namespace = client.register(identity)
+        client.put(namespace, names[:2], np.zeros(2 * namespace.block_bytes, np.uint8))
+        asked = ["fleet", "rank", str(namespace.id), *(name.hex() for name in names)]
+    text = run(*asked, target=daemon).stdout
+    assert "this one" in text
+    assert "computing all 3 blocks" in text
+    found = json.loads(run(*asked, "--queue", "10.9.9.9:1=0.5", "--json", target=daemon).stdout)
+    assert [(host["address"], host["queue_s"], host["is_known"]) for host in found["hosts"]] == [
+        ("10.9.9.9:1", 0.5, False)
+    ]
+    (own,) = json.loads(run(*asked, "--json", target=daemon).stdout)["hosts"]
+    assert (own["num_held"], own["num_computed"]) == (2, 1)
+    for wrong in (["abc"], [names[0].hex(), "--queue", "10.9.9.9"], ["--queue", "a=b", names[0].hex()]):
+        assert run("fleet", "rank", str(namespace.id), *wrong, target=daemon).exit_code == 2
+    assert "behind `rank`" in run("fleet", "--json", "rank", "1", names[0].hex(), target=daemon).stderr
+    assert "UNKNOWN_NAMESPACE" in run("fleet", "rank", "99", names[0].hex(), target=daemon).stderr
