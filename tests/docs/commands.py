@@ -18,6 +18,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 BLOCK = re.compile(r"(?:<!-- (not run|fails): ([^\n]+?) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
 HTTP = "127.0.0.1:9464"  # of metrics and page, as pages write it
 COMMAND_S = 180.0
+STACKS_S = 2.0  # for processes that hang to say where
 #: Enters namespaces; another user than root becomes root in one of users.
 UNSHARE = (
     "unshare",
@@ -113,6 +115,7 @@ class PageSession:
                 "HOME": str(folder),
                 "COLUMNS": "120",
                 "LANG": "C.UTF-8",
+                "PYTHONFAULTHANDLER": "1",
                 **({} if programs else {"PYTHONPATH": os.pathsep.join(sys.path)}),
             },
             stdin=subprocess.PIPE,
@@ -135,6 +138,7 @@ class PageSession:
         with selectors.DefaultSelector() as selector:
             selector.register(self._shell.stdout, selectors.EVENT_READ)
             if not selector.select(COMMAND_S):
+                self._show_stacks()
                 raise TimeoutError(f"no end after {COMMAND_S} s:\n{command.text}\n{printed.read_text()}")
         line = self._shell.stdout.readline()
         status = int(line) if line else self._shell.wait()  # a block may end the shell
@@ -144,6 +148,17 @@ class PageSession:
         """End the shell and, with its namespace, every process in it."""
         os.killpg(self._shell.pid, signal.SIGKILL)
         self._shell.communicate()
+
+    def _show_stacks(self) -> None:
+        """Let every Python process of the page print where it stands, to what its block printed to."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                session = (folder / "stat").read_text().rpartition(")")[2].split()[3]
+                if int(session) == self._shell.pid and b"python" in (folder / "cmdline").read_bytes():
+                    os.kill(int(folder.name), signal.SIGABRT)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        threading.Event().wait(STACKS_S)
 
     def _send(self, text: str) -> None:
         assert self._shell.stdin is not None
