@@ -91,7 +91,7 @@ def main() -> int:
 
 def play(screen: Screen, link: str) -> int:
     """Run the demonstration; return the exit code."""
-    why = why_not()
+    why = why_not(link)
     screen.say("kvtier demo: three hosts, and no service between them", "bold")
     if why:
         screen.say(f"on the loopback of this host, without links and cuts: {why}", "yellow")

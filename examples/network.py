@@ -55,14 +55,18 @@ class NetworkHost:
         return ["-n", self.namespace, "neigh", verb, other.address, "dev", "eth0"]
 
 
-def why_not() -> str:
+def why_not(link: str = LINK) -> str:
     """Return why no network can be made here; empty when it can."""
     missing = [name for name in ("ip", "tc", "nsenter") if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"
     if os.geteuid() != 0:
         return "only root may make network namespaces"
-    return ""
+    try:
+        with network(1, link):
+            return ""
+    except RuntimeError as problem:  # in a container without the rights, or a kernel without the queue
+        return str(problem)
 
 
 @contextmanager
