@@ -43,6 +43,7 @@ class HostileHost(PeerServiceServicer):
 
     def __init__(self, trick: str, identity: NamespaceIdentity, names: Sequence[bytes]) -> None:
         self.trick = trick
+        self.tells_tiers = True  # False: and its load, as a host of an older version
         self.num_asked = 0
         self.num_connections = 0
         self._identity = identity
@@ -73,9 +74,9 @@ class HostileHost(PeerServiceServicer):
             )
             for digest in (self._identity.digest, b"other" * 6 + b"!!")
         ]
-        load = HostLoad(
-            max_tickets=99, disk_wait_s=math.nan, disk_bytes_per_s=-1.0, memory_free_share=math.inf
-        )
+        load = HostLoad(max_tickets=99)
+        if self.tells_tiers:
+            load.disk_wait_s, load.disk_bytes_per_s, load.memory_free_share = math.nan, -1.0, math.inf
         yield pb.WatchInventoryResponse(
             epoch=7,
             host="h" * 500,
@@ -83,7 +84,7 @@ class HostileHost(PeerServiceServicer):
             is_complete=True,
             changes=changes,
             load=load,
-            tells_tiers=True,
+            tells_tiers=self.tells_tiers,
         )
         num_asked = self.num_asked
         while not self._ended.wait(0.1) and context.is_active():

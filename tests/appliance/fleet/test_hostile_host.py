@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kvtier.clients import HostRank
 from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -66,6 +67,26 @@ def test_what_an_honest_host_has_is_read_from_there(tmp_path: Path) -> None:
             assert host.counter("peer_fetches_arrived") > 0
     finally:
         honest.daemon.close()
+
+
+@pytest.mark.parametrize("tells_tiers", [True, False])
+def test_it_is_ranked_by_what_can_be_believed_of_it(tells_tiers: bool, tmp_path: Path) -> None:
+    """Its load is no numbers; that of an older host is not told, and the tier of its blocks unknown."""
+    hostile = HostileHost("refuses", IDENTITY, names_of(1))
+    hostile.tells_tiers = tells_tiers
+    with beside(tmp_path / "host", hostile) as host, host.client as client:
+        namespace = client.register(IDENTITY)
+
+        def told() -> HostRank:
+            (there,) = [one for one in client.rank(namespace, names_of(1)).hosts if not one.is_self]
+            return there
+
+        until(lambda: told().num_held == CHAIN_BLOCKS)
+        there = told()
+        counts = there.num_in_memory, there.num_on_disk, there.num_in_unknown_tier
+        assert counts == ((0, CHAIN_BLOCKS, 0) if tells_tiers else (0, 0, CHAIN_BLOCKS))
+        assert (there.load_s > 0.0) == tells_tiers
+        assert ("memory_free_share" in there.load) == tells_tiers
 
 
 def test_an_acquire_ends_by_its_deadline_beside_a_host_that_stalls(tmp_path: Path) -> None:
