@@ -53,7 +53,7 @@ from .scheduler.announcer import Announcer
 from .scheduler.events import block_kind, blocks_of, events_of
 from .scheduler.saving import Saver, StoredBlocks
 from .scheduler.side import MISS, SchedulerSide
-from .versions import is_tested, why_not_served
+from .versions import is_tested
 from .worker.pages import LayerView, PagedGroup
 from .worker.side import WorkerSide, client_of
 from .worker.transfers import transfers_of
@@ -132,8 +132,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             transfer.kv_load_failure_policy = "recompute"
         _, hash_block_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         self._why_dark = (
-            why_not_served(vllm_version, KVConnectorBase_V1, type(self))
-            or why_not(vllm_config, kv_cache_config, hash_block_tokens)
+            why_not(vllm_config, kv_cache_config, hash_block_tokens)
             or why_not_named()
             or why_not_grouped(kv_cache_config)
         )

@@ -1,10 +1,11 @@
 """Which vLLM this connector serves: the versions it was tested with, and newer ones that its hooks fit.
 
 The connector API is declared experimental upstream and grows between minor versions. A newer version than
-those listed is compared with what the connector offers when the engine starts: hooks must take what the
-engine passes. If they do it is served, with a line in the log; if not the engine runs without this cache and
-the log says why. A list alone was rejected: vLLM releases every few weeks, and sites update when they like.
-What differs between the versions is in engine.py. Versions older than those listed are not served.
+those listed is compared with what the connector offers when the engine starts: the names that kvtier imports
+must be there, hooks must take what the engine passes, and no other hook may be demanded. If so it is served,
+with a line in the log; if not dark.py takes the connector's place, and the log says why. A list alone was
+rejected: vLLM releases every few weeks, and sites update when they like. What differs between the versions
+is in engine.py. Versions older than those listed are not served.
 """
 
 import inspect
@@ -36,8 +37,8 @@ def minor_of(version: str) -> tuple[int, int] | None:
 
 
 def misfits(base: type, connector: type) -> list[str]:
-    """Return what the engine's `base` class passes to hooks of a connector that do not take it."""
-    found = []
+    """Return what the engine's `base` class demands or passes that `connector` does not offer or take."""
+    found = [f"demands {name}" for name in sorted(getattr(connector, "__abstractmethods__", ()))]
     for name, ours in vars(connector).items():
         theirs = vars(base).get(name)
         if name.startswith("_") or not inspect.isfunction(ours) or not inspect.isfunction(theirs):

@@ -5,6 +5,7 @@ has to think about it before the version joins versions.TESTED.
 """
 
 import inspect
+import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import vllm
 from vllm import __version__ as vllm_version
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -19,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole, supports_hma
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import (
@@ -183,15 +186,61 @@ def test_hooks_take_what_the_engine_passes() -> None:
 
 
 def test_an_older_version_runs_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "vllm_version", "0.27.0")
+    monkeypatch.setattr(vllm, "__version__", "0.27.0")
     connector = make()
-    assert connector._why_dark.startswith("vLLM 0.27.0 is older than")
-    assert connector.get_num_new_matched_tokens(request(300), 0) == (0, False)
+    assert connector.why_dark.startswith("vLLM 0.27.0 is older than")
+    assert_serves_nothing(connector)
 
 
 def test_a_newer_version_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "vllm_version", "0.99.0")
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
     assert make()._why_dark == ""
+
+
+def test_a_newer_version_that_passes_more_runs_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_connector_meta(self: Any, scheduler_output: Any, stream: Any) -> None: ...
+
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    monkeypatch.setattr(KVConnectorBase_V1, "build_connector_meta", build_connector_meta)
+    connector = make()
+    assert connector.why_dark == "vLLM 0.99.0 calls build_connector_meta(self, scheduler_output, stream)"
+    assert_serves_nothing(connector)
+
+
+def test_a_newer_version_that_demands_more_runs_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    monkeypatch.setattr(KvtierConnector, "__abstractmethods__", frozenset({"wake_up"}))
+    connector = make()
+    assert connector.why_dark == "vLLM 0.99.0 demands wake_up"
+    assert_serves_nothing(connector)
+
+
+def test_a_newer_version_without_a_name_that_is_used_runs_without_a_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    monkeypatch.delattr(kv_cache_utils, "resolve_kv_cache_block_sizes")
+    monkeypatch.delitem(sys.modules, module.__name__)
+    connector = make()
+    assert connector.why_dark.startswith("vLLM 0.99.0 lacks what kvtier uses: cannot import name")
+    assert_serves_nothing(connector)
+
+
+def assert_serves_nothing(connector: Any) -> None:
+    """Every hook of a step, also with arguments that are not known here."""
+    assert supports_hma(type(connector))
+    assert connector.requires_kv_delivery is False
+    assert connector.get_num_new_matched_tokens(request(300), 0, stream=1) == (0, False)
+    assert connector.update_state_after_alloc(None, None, 0, 1) is None
+    meta = connector.build_connector_meta(SimpleNamespace(), 1)
+    connector.bind_connector_metadata(meta)
+    assert connector.start_load_kv(None, 1) is None
+    assert connector.wait_for_layer_load("layer0") is None
+    assert connector.save_kv_layer("layer0", None, None) is None
+    assert connector.wait_for_save() is None
+    connector.clear_connector_metadata()
+    assert connector.get_handshake_metadata() is None
+    assert connector.request_finished_all_groups(None, ()) == (False, None)
 
 
 def test_a_wrong_option_is_refused_at_the_start() -> None:
