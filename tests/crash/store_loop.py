@@ -17,6 +17,7 @@ model test in tests/tiers does that.
 """
 
 import argparse
+import ctypes
 import os
 import random
 import signal
@@ -48,6 +49,7 @@ from tests.tiers.cold.store import (
 SEGMENT_BYTES = 512 << 10
 NUM_SEGMENTS = 6
 KEY_FILE = "master.key"
+PR_SET_PDEATHSIG = 1
 WAIT_S = 120.0
 MAX_RECOVERY_S = 0.05  # a store this small is open and recovered after half of that
 READY = b"r"
@@ -221,6 +223,8 @@ def _fork_child(directory: Path, log: Path, first: int, seed: int) -> tuple[int,
     pid = os.fork()
     if not pid:
         try:
+            # A loop that is ended itself would leave a child behind that writes for ever.
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             child(directory, log, first, seed, says_ready)
         except BaseException:
             traceback.print_exc()
