@@ -207,7 +207,11 @@ class S3Server:
             protocol_version = "HTTP/1.1"
 
             def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                length = int(self.headers.get("Content-Length") or 0)
+                body = self.rfile.read(length)
+                if len(body) < length:  # the client is gone; what came of an object is never stored
+                    self.close_connection = True
+                    return
                 answer = server._answer(self, body)
                 answer.delay()
                 try:
