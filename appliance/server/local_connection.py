@@ -166,7 +166,7 @@ class LocalConnection:
         self._queue(frame, Flag.LAST | Flag.ERROR, to_detail(problem).SerializeToString(), code=code)
 
     def _queue(
-        self, frame: Frame, flags: Flag, payload: bytes, fds: Sequence[int] = (), code: str = OK
+        self, frame: Frame, flags: int, payload: bytes, fds: Sequence[int] = (), code: str = OK
     ) -> None:
         if flags & Flag.LAST and (began_at := self._began.pop(frame.call, None)) is not None:
             self._call_latencies.ended(NAMES[frame.method], LOCAL, code, perf_counter() - began_at)

@@ -157,7 +157,7 @@ class LocalLink:
             self.close()
             raise Unavailable(CLOSED, reason=CONNECTION_LOST)
         try:
-            self._protocol.feed(data, descriptors_in(ancillary))
+            self._protocol.feed(data, descriptors_in(ancillary) if ancillary else [])
         except Unavailable:
             self.close()
             raise

@@ -114,6 +114,8 @@ class Blocks:
 
     def part(self, first: int, last: int) -> "Blocks":
         """Return blocks `first` up to `last`."""
+        if first == 0 and last >= len(self.addresses):
+            return self
         return replace(self, addresses=self.addresses[first:last])
 
     def gather(self, address: int) -> None:

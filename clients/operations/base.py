@@ -90,7 +90,8 @@ class Operations:
 
     def send(self, attachment: Attachment, call: str, request: Any, timeout_s: float) -> Operation[int]:
         """Report touches that wait, then start a call; return its ticket."""
-        yield from self.flush(attachment)
+        if attachment.touches.num_blocks:
+            yield from self.flush(attachment)
         ticket: int = yield Send(call, request, timeout_s)
         return ticket
 

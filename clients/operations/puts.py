@@ -80,10 +80,15 @@ class _Put:
         return self.outcomes + [PutOutcome.PARENT_MISSING] * (len(blocks) - len(self.outcomes))
 
     def _put(self, blocks: Blocks) -> Operation[None]:
-        for first, last in self._cut(len(blocks), self._offset(blocks) is not None):
+        start = self._offset(blocks)
+        for first, last in self._cut(len(blocks), start is not None):
             if self._refused():
                 break
-            piece = yield from self._stage(first, blocks.part(first, last))
+            part = blocks.part(first, last)
+            if start is not None:
+                piece = _Piece(first, part, start + first * self.block_bytes, taken=False)
+            else:
+                piece = yield from self._stage(first, part)
             self.in_flight.append(piece)
             piece.ticket = yield from self._commit(piece)
             if len(self.in_flight) >= MAX_IN_FLIGHT:
@@ -107,9 +112,6 @@ class _Put:
 
     def _stage(self, first: int, blocks: Blocks) -> Operation[_Piece]:
         """Copy a piece into the staging extent, waiting for earlier pieces where it is full."""
-        offset = self._offset(blocks)
-        if offset is not None:
-            return _Piece(first, blocks, offset, taken=False)
         num_bytes = len(blocks) * self.block_bytes
         while (offset := self.staging.take(num_bytes)) is None:
             if self.in_flight:

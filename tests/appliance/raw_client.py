@@ -46,7 +46,7 @@ class RawClient:
         self.staging = mmap.mmap(self.descriptors[0], self.attached.staging_bytes)
         return self.attached
 
-    def send(self, method: Method, request: Message, flags: Flag = Flag.NONE) -> int:
+    def send(self, method: Method, request: Message, flags: int = Flag.NONE) -> int:
         self._number += 1
         self.socket.sendall(encode(Frame(method, flags, self._number, request.SerializeToString())))
         return self._number

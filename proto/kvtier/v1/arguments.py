@@ -49,7 +49,7 @@ def whole(name: str, value: Any, least: int = 0) -> int:
 
 def number(name: str, value: Any, least: float = float("-inf")) -> float:
     """Return a number, infinite ones included, that is at least `least`."""
-    if not isinstance(value, Real):
+    if type(value) is not float and not isinstance(value, Real):  # asking an abstract class is slow
         raise _wrong(name, "a number", value)
     found = float(value)
     if not found >= least:
@@ -77,6 +77,8 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
 
 def instances(name: str, values: Any, kind: type[T]) -> Sequence[T]:
     """Return values that all are of class `kind`."""
+    if type(values) is tuple and not values:  # what most calls pass
+        return values
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise _wrong(name, f"a list of {kind.__name__}", values)
     return [instance(f"each of {name}", one, kind) for one in values]

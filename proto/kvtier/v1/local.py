@@ -7,7 +7,7 @@ of that, and unlike gRPC it can carry file descriptors.
 """
 
 import struct
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import NamedTuple
 
 HEADER = struct.Struct("<IHHQ")  # payload bytes, method, flags, call number
@@ -44,8 +44,8 @@ class Method(IntEnum):
     RANK = 23
 
 
-class Flag(IntFlag):
-    """Bits of a frame's `flags`."""
+class Flag(IntEnum):
+    """Bits of a frame's `flags`, which are a plain int: an IntFlag costs a microsecond for each bit asked."""
 
     NONE = 0
     LAST = 1  # ends the answer to this call
@@ -54,11 +54,14 @@ class Flag(IntFlag):
     TRACED = 8  # request only, where Attach said `is_traced`: the payload follows a traceparent
 
 
+_METHODS = {int(method): method for method in Method}
+
+
 class Frame(NamedTuple):
     """One message of the local channel."""
 
     method: Method
-    flags: Flag
+    flags: int  # bits of Flag, and whatever else the peer set
     call: int
     payload: bytes
 
@@ -98,7 +101,10 @@ class Decoder:
     def feed(self, data: bytes) -> list[Frame]:
         """Append `data` and return the frames completed by it. Raises ValueError as `take` does."""
         self.append(data)
-        return list(iter(self.take, None))
+        frames = []
+        while self._buffer and (frame := self.take()) is not None:
+            frames.append(frame)
+        return frames
 
     def append(self, data: bytes) -> None:
         """Append `data`, without a look at it."""
@@ -113,7 +119,7 @@ class Decoder:
         buffer = self._buffer
         if len(buffer) < HEADER.size:
             return None
-        length, method, flags, call = HEADER.unpack_from(buffer)
+        length, number, flags, call = HEADER.unpack_from(buffer)
         if length > MAX_PAYLOAD_BYTES:
             raise ValueError(f"frame of {length} bytes, limit {MAX_PAYLOAD_BYTES}")
         end = HEADER.size + length
@@ -121,4 +127,7 @@ class Decoder:
             return None
         payload = bytes(memoryview(buffer)[HEADER.size : end])
         del buffer[:end]
-        return Frame(Method(method), Flag(flags), call, payload)
+        method = _METHODS.get(number)
+        if method is None:
+            raise ValueError(f"method {number} is not known")
+        return Frame(method, flags, call, payload)

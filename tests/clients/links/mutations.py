@@ -45,7 +45,7 @@ def mutated_frames(frame: Frame, random: Random) -> bytes:
         case 2:
             return encode(frame._replace(method=random.choice(list(Method))))
         case 3:
-            return encode(frame._replace(flags=Flag(random.randrange(16))))
+            return encode(frame._replace(flags=random.randrange(16)))
         case 4:
             return HEADER.pack(random.choice((1 << 22, 1 << 32 - 1)), frame.method, 0, frame.call)
         case 5:
