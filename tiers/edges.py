@@ -9,7 +9,7 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, cast
 
-from .base import Buffer, Cause, CopyError, CopyItem, CopyOutcome
+from .base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, landed
 from .block import FragmentLabel
 
 Transfer: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, label, and the bytes or where they go
@@ -118,7 +118,7 @@ def _push_runs(source: Viewable, target: RunWritable, items: Sequence[CopyItem])
             else:
                 labels = [item.label for item in items[start : start + count]]
                 digests = target.write_run(first.target, labels, payload)
-            outcomes += [CopyOutcome(None, digest) for digest in digests]
+            outcomes += landed(digests)
         except Exception as error:
             outcomes += [CopyOutcome(cause_of(error))] * count
     return outcomes

@@ -282,6 +282,6 @@ class Telemetry:
             if type(instruction) is Reply and instruction.call in self._puts:
                 session_id, block_bytes = self._puts.pop(instruction.call)
                 if isinstance(instruction.result, PutResult):
-                    num_stored = list(instruction.result.outcomes).count(PutOutcome.STORED)
+                    num_stored = instruction.result.outcomes.count(PutOutcome.STORED)
                     for totals in self._totals(session_id):
                         totals.put(num_stored, block_bytes)

@@ -228,7 +228,7 @@ class Mover:
     def _run_inline(self, lane: EdgeQueue, job: QueuedCopy, route: Route) -> bool:
         """Copy a short job here and now; False when it is not short."""
         items = job.copy.items
-        num_bytes = sum(item.label.raw_length for item in items)
+        num_bytes = sum([item.label.raw_length for item in items])  # a generator takes a call each
         if route.inline is None or num_bytes > self._inline_bytes:
             return False
         batch = lane.batch(job, 0, len(items), num_bytes, self._sequence)
@@ -295,7 +295,7 @@ class Mover:
         assert len(outcomes) == batch.stop - batch.start
         lane.num_in_flight -= 1
         batch.job.outcomes[batch.start : batch.stop] = outcomes
-        landed = sum(outcome.cause is None for outcome in outcomes)
+        landed = sum([outcome.cause is None for outcome in outcomes])
         lane.num_copies += landed
         lane.num_failed += len(outcomes) - landed
         num_bytes = batch.num_bytes if landed == len(outcomes) else 0

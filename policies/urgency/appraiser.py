@@ -279,10 +279,18 @@ class Appraiser:
         self.learn()
 
     def _outlive(self, stretch: int, number: int) -> None:
-        """Add the observation that a stretch outlived a bin, and schedule the next one."""
+        """Add the observation that a stretch outlived a bin, and schedule the next one.
+
+        `_observe` written out: every put outlives a dozen bins, and each of them took nine calls.
+        """
         stretches = self._stretches
         if stretches.bin[stretch] <= number:
-            self._observe(stretch, number, 0.0, _weight(stretches.weigh(stretch)))
+            seen, start = self._seen, stretch * DESCRIPTION
+            seen.descriptions.extend(stretches.descriptions[start : start + DESCRIPTION])
+            seen.bins.append(number)
+            seen.uses.append(0.0)
+            num_blocks = stretches.num_rows[stretch] + stretches.num_ghosts[stretch]
+            seen.weights.append(_WEIGHTS[num_blocks if num_blocks < MAX_WEIGHT_BLOCKS else MAX_WEIGHT_BLOCKS])
             stretches.bin[stretch] = number + 1
         if number + 1 < NUM_BINS:
             self._agenda[number + 1].extend((stretches.serial[stretch], stretch))
@@ -292,7 +300,7 @@ class Appraiser:
 
     def learn(self) -> None:
         """Learn from what was observed, once it is a batch."""
-        if len(self._seen) >= BATCH:
+        if len(self._seen.bins) >= BATCH:
             self._hazards.learn(self._seen)
             self._rates.fade(len(self._seen))
             self._seen = Observations()

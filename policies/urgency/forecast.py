@@ -100,8 +100,8 @@ class Forecast(Observer):
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
         """Put new blocks into stretches of the last request's visit, or of one that still decodes."""
-        parent = self._facts.parent[rows[0]]
-        names = [self._facts.prefix_hash[row] for row in rows]
+        parent, prefix_hash = self._facts.parent[rows[0]], self._facts.prefix_hash
+        names = [prefix_hash[row] for row in rows]
         visit = self._visit_before(parent, names, use._replace(now=self._clock.at(use.now)), names[0])
         now = self._clock.at(use.now)
         self._appraiser.advance(now)

@@ -27,6 +27,8 @@ I32 = npt.NDArray[np.int32]
 #: The stretch of blocks without a known past (they were restored after a restart).
 UNKNOWN = 0
 GROWTH = 1024
+#: Stretches that are made together, at least; one in so many when there are many.
+MIN_GROWTH = 32
 #: Ghosts that are remembered for each block that is stored, and for how many blocks at least.
 GHOSTS_PER_BLOCK = 32
 MIN_BLOCKS = 16
@@ -81,15 +83,7 @@ class Stretches:
         known_s: float,
     ) -> int:
         """Return the number of a new, empty stretch, without features and prices."""
-        if self._free:
-            number = self._free.pop()
-        else:
-            number = len(self.used_at)
-            for column in self._columns():
-                column.append(0)
-            self.visit.append(None)
-            self.descriptions.extend((0,) * DESCRIPTION)
-            self.prices.extend((0.0,) * NUM_PRICES)
+        number = self._free.pop() if self._free else self._grow()
         self.visit[number] = visit
         self.used_at[number] = used_at
         self.kind[number], self.num_forks[number], self.num_uses[number] = kind, num_forks, num_uses
@@ -99,6 +93,18 @@ class Stretches:
         self.share[number], self.said_at[number], self.back_at[number] = 1.0, 0.0, math.inf
         self.renew(number)
         return number
+
+    def _grow(self) -> int:
+        """Make numbers for new stretches, many at once. Returns the lowest; the others are free."""
+        first = len(self.used_at)
+        count = max(MIN_GROWTH, first // MIN_GROWTH)
+        for column in self._columns():
+            column.frombytes(bytes(count * column.itemsize))
+        self.visit += [None] * count
+        self.descriptions.frombytes(bytes(count * DESCRIPTION * self.descriptions.itemsize))
+        self.prices.frombytes(bytes(count * NUM_PRICES * self.prices.itemsize))
+        self._free.extend(range(first + count - 1, first, -1))  # the lowest is taken first
+        return first
 
     def description_of(self, stretch: int) -> "array[int]":
         """Return a copy of a stretch's kind, features and gap bins, DESCRIPTION numbers."""

@@ -233,12 +233,15 @@ class ExtentEngine:
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
         """Publish many fragments: `publish` for each, extent by extent."""
         assert self._published.keys().isdisjoint(places), "published twice"
-        numbers = [extent_of(place) for place in places]
+        numbers = [extent_of(min(places))]  # nearly always all are in one extent
+        if extent_of(max(places)) != numbers[0]:
+            numbers = [extent_of(place) for place in places]
         for number in dict.fromkeys(numbers):
-            which = [i for i, of in enumerate(numbers) if of == number] if len(set(numbers)) > 1 else None
+            which = [i for i, of in enumerate(numbers) if of == number] if len(numbers) > 1 else None
             mine = list(places) if which is None else [places[i] for i in which]
             named = list(labels) if which is None else [labels[i] for i in which]
-            slots = [slot_of(place) for place in mine]
+            first_place = place_of(number, 0)
+            slots = [place - first_place for place in mine]
             slot_bytes = self._room.slot_bytes_of(mine[0])
             tags = self._extent(number).headers.fill_run(slots, named, slot_bytes)
             self._published.update(zip(mine, tags, strict=True))

@@ -18,6 +18,7 @@ from ....tiers.block import FragmentLabel
 from .catalog import NamespaceEntry
 
 T = TypeVar("T")
+_ITEM = partial(tuple.__new__, CopyItem)  # of a triple; in C, because a put has many
 
 
 class Lazy(Sequence[T]):
@@ -74,7 +75,7 @@ class FreshRun:
     def _make_items(self, spans: Sequence[tuple[int, int]]) -> list[CopyItem]:
         offsets = self.namespace.group_offsets
         sources = [start + offset for start, _ in spans for offset in offsets]
-        return list(map(CopyItem._make, zip(sources, self.places, self._unchecked(), strict=True)))
+        return list(map(_ITEM, zip(sources, self.places, self._unchecked(), strict=True)))
 
     def _make_labels(self, checksums: Sequence[bytes]) -> list[FragmentLabel]:
         labels = self._unchecked()
