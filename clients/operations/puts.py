@@ -81,26 +81,25 @@ class _Put:
 
     def _put(self, blocks: Blocks) -> Operation[None]:
         start = self._offset(blocks)
-        for first, last in self._cut(len(blocks), start is not None):
-            if self._refused():
-                break
-            part = blocks.part(first, last)
-            if start is not None:
-                piece = _Piece(first, part, start + first * self.block_bytes, taken=False)
-            else:
-                piece = yield from self._stage(first, part)
-            self.in_flight.append(piece)
-            piece.ticket = yield from self._commit(piece)
-            if len(self.in_flight) >= MAX_IN_FLIGHT:
-                yield from self._settle()
+        if start is not None:
+            yield from self._ask(_Piece(0, blocks, start, taken=False))
+        else:
+            for first, last in self._cut(len(blocks)):
+                if self._refused():
+                    break
+                yield from self._ask((yield from self._stage(first, blocks.part(first, last))))
         while self.in_flight:
             yield from self._settle()
 
-    def _cut(self, num_blocks: int, in_place: bool) -> Iterator[tuple[int, int]]:
-        step = self.attachment.info.max_blocks_per_request
-        if not in_place:
-            limit = min(self.operations.settings.limits.piece_bytes, self.staging.capacity_bytes // 2)
-            step = min(step, max(1, limit // self.block_bytes))
+    def _ask(self, piece: _Piece) -> Operation[None]:
+        self.in_flight.append(piece)
+        piece.ticket = yield from self._commit(piece)
+        if len(self.in_flight) >= MAX_IN_FLIGHT:
+            yield from self._settle()
+
+    def _cut(self, num_blocks: int) -> Iterator[tuple[int, int]]:
+        limit = min(self.operations.settings.limits.piece_bytes, self.staging.capacity_bytes // 2)
+        step = max(1, limit // self.block_bytes)
         for first in range(0, num_blocks, step):
             yield first, min(first + step, num_blocks)
 
