@@ -115,7 +115,8 @@ class NodeShape(_Model):
     policy: Settings = Settings()
     """The policy file; see docs/policy-settings.md. Reloaded while the daemon runs when `helm upgrade`
     changes what is live; else the pods are replaced. listen, observe.http, tiers.nvme.path,
-    tiers.dram.hugepages, access.tls, access.tokens and encryption are the chart's to fill in."""
+    tiers.dram.hugepages, access.tls, access.tokens and encryption are the chart's to fill in, and of peers
+    all but send_limit."""
     node_selector: Strings = {}
     """Labels of the nodes to run on; must be set, here or in every node group, unless `affinity` requires
     some. Nodes with NVIDIA GPUs where GPU feature discovery runs: {nvidia.com/gpu.present: "true"}. Every
@@ -153,6 +154,17 @@ class Grpc(_Model):
     """Port of pod and Service."""
 
 
+class Fleet(_Model):
+    """Daemons that read from each other's memory before they compute (docs/operate/fleet.md): a headless
+    Service is the list of hosts. Every daemon of the release is one of them."""
+
+    enabled: bool = False
+    """Needs grpc.enabled. With tls.secretName the certificate is that of a host: it has the DNS name
+    RELEASE-hosts.NAMESPACE.svc, which no client has, and is for servers and clients."""
+    data_port: Port = 50052
+    """Port of the pods at which hosts read bytes from each other."""
+
+
 class SecretName(_Model):
     """A Secret in the release's namespace."""
 
@@ -174,11 +186,24 @@ class TokensSecret(SecretName):
 
 class MasterKeySecret(SecretName):
     """The file of master keys: a Secret made beforehand, mounted as a file and never put into the
-    environment. What enters the cold store is encrypted then. A new line on top of the file, and the daemons
-    take it within a minute or two, without a restart (docs/operate/encryption.md)."""
+    environment. What enters the cold store or an object store is encrypted then. A new line on top of the
+    file, and the daemons take it within a minute or two, without a restart (docs/operate/encryption.md)."""
 
     key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$")] = "master.key"
     """Key of the file in the Secret."""
+
+
+class ObjectStore(_Model):
+    """Credentials and housekeeping of the store that `policy.object.url` names
+    (docs/operate/object-store.md)."""
+
+    secret_name: str = ""
+    """Name of a Secret, each key of which becomes an environment variable of the daemon: AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL and the like. Pods have to be replaced to see another
+    value. Empty: the store knows the pods by a role of their service account, or asks for nothing."""
+    expire_schedule: str = ""
+    """When a CronJob runs `kvtier objects expire --delete`, e.g. "17 3 * * *". For a store without lifecycle
+    rules. Empty: never."""
 
 
 class Http(_Model):
@@ -240,7 +265,8 @@ class Selectors(_Model):
     callers_from: list[Kubernetes] = [{"namespaceSelector": {"matchLabels": {"kvtier.io/caller": "true"}}}]
     """Pods that call gRPC, when it is enabled."""
     egress: list[Kubernetes] = []
-    """Egress rules. The daemon connects nowhere by itself; `policy.observe.traces: otlp` does."""
+    """Egress rules, beside those between the hosts of a fleet. The daemon connects to what
+    `policy.object.url` and `policy.observe.traces: otlp` name, and nowhere else."""
 
 
 class Monitor(_Model):
@@ -303,6 +329,8 @@ class ChartValues(NodeShape):
     maps are merged with what is given for all. Empty: one DaemonSet."""
     socket: Socket = Socket()
     grpc: Grpc = Grpc()
+    fleet: Fleet = Fleet()
+    object_store: ObjectStore = ObjectStore()
     tls: TlsSecret = TlsSecret()
     tokens: TokensSecret = TokensSecret()
     master_key: MasterKeySecret = MasterKeySecret()

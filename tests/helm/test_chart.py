@@ -248,7 +248,29 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tokens": ({"policy": {"access": {"tokens": "/t"}}}, "set tokens.secretName"),
     "encryption": ({"policy": {"encryption": {"master_key": "/k"}}}, "set masterKey.secretName"),
-    "idle key": ({"masterKey": {"secretName": "s"}}, "set policy.tiers.nvme.capacity"),
+    "idle key": ({"masterKey": {"secretName": "s"}}, "policy.tiers.nvme.capacity or policy.object.url"),
+    "peers": ({"policy": {"peers": {"hosts": ["h:1"]}}}, "set fleet.enabled"),
+    "no port": ({"fleet": {"enabled": True}}, "set grpc.enabled"),
+    "same port": (
+        {
+            "fleet": {"enabled": True, "dataPort": 50051},
+            "grpc": {"enabled": True},
+            "tls": {"secretName": "s"},
+        },
+        "fleet.dataPort is the port of",
+    ),
+    "store": ({"policy": {"object": {"url": "s3://b/p"}}}, "add the store (and DNS) to networkPolicy.egress"),
+    "no store": ({"objectStore": {"secretName": "s"}}, "objectStore.secretName is set and there is no store"),
+    "two stores": (
+        {
+            "objectStore": {"expireSchedule": "17 3 * * *"},
+            "nodeGroups": [
+                {"name": name, "nodeSelector": {"x": name}, "policy": {"object": {"url": f"file:///{name}"}}}
+                for name in "ab"
+            ],
+        },
+        "the same for all nodeGroups",
+    ),
     "huge pages": ({"policy": {"tiers": {"dram": {"hugepages": "on"}}}}, "set hugePages.enabled"),
     "no place": ({"policy": {"tiers": {"nvme": {"capacity": "1TiB"}}}}, "set coldStore.hostPath.path"),
     "no use": ({"coldStore": {"existingClaim": "c"}}, "set policy.tiers.nvme.capacity"),
@@ -354,6 +376,66 @@ def test_the_master_key_is_a_file_of_the_pods_that_store_and_of_nobody_else() ->
         assert "kvtier-master" not in str(daemon(daemonset)["env"])
         assert "master-key" not in str(daemonset["spec"]["template"]["spec"]["initContainers"])
     assert "master" not in str(of_kind(render({}), "DaemonSet"))
+
+
+def test_the_hosts_of_a_fleet_find_each_other_by_one_name_that_their_certificate_has() -> None:
+    [path] = [path for path in VALUE_SETS if "fleet" in path.name]
+    manifests = render(values_of(path))
+    [hosts] = [one for one in of_kind(manifests, "Service") if one["spec"].get("clusterIP") == "None"]
+    name = f"{hosts['metadata']['name']}.{hosts['metadata']['namespace']}.svc"
+    peers = settings_of(policies(manifests)[0]).peers
+    assert peers.hosts == [f"{name}:{hosts['spec']['ports'][0]['port']}"]
+    assert peers.certificate_name == name
+    assert peers.send_limit_bytes == 2 << 30, "what is not the chart's stays"
+    [daemonset] = of_kind(manifests, "DaemonSet")
+    ports = {port["name"]: port["containerPort"] for port in daemon(daemonset)["ports"]}
+    assert (ports["grpc"], ports["data"]) == (50051, peers.data_port)
+    labels = daemonset["spec"]["template"]["metadata"]["labels"]
+    assert hosts["spec"]["selector"].items() <= labels.items()
+
+
+def test_the_network_policy_of_a_fleet_lets_hosts_reach_hosts_and_what_the_values_name() -> None:
+    [path] = [path for path in VALUE_SETS if "fleet" in path.name]
+    values = values_of(path)
+    manifests = render(values)
+    [policy], [daemonset] = of_kind(manifests, "NetworkPolicy"), of_kind(manifests, "DaemonSet")
+    labels = daemonset["spec"]["template"]["metadata"]["labels"]
+    between = [{"port": "grpc", "protocol": "TCP"}, {"port": "data", "protocol": "TCP"}]
+    [inside] = [rule for rule in policy["spec"]["ingress"] if rule["ports"] == between]
+    outside, dns, *others = policy["spec"]["egress"]
+    assert outside == {"to": inside["from"], "ports": between}
+    [peer] = inside["from"]
+    assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+    assert "to" not in dns
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert others == values["networkPolicy"]["egress"]
+    assert of_kind(render({}), "NetworkPolicy")[0]["spec"]["egress"] == []
+
+
+def test_daemons_and_the_job_that_expires_have_the_credentials_of_the_store() -> None:
+    [path] = [path for path in VALUE_SETS if "fleet" in path.name]
+    manifests = render(values_of(path))
+    [daemonset], [job] = of_kind(manifests, "DaemonSet"), of_kind(manifests, "CronJob")
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]
+    [expire] = pod["spec"]["containers"]
+    assert expire["command"] == ["kvtier", "objects", "expire", "s3://kv/prod", "--delete"]
+    assert expire["envFrom"] == daemon(daemonset)["envFrom"] == [{"secretRef": {"name": "kvtier-store"}}]
+    for manifest in of_kind(manifests, "Service") + of_kind(manifests, "NetworkPolicy"):
+        spec = manifest["spec"]
+        selector = spec.get("selector") or spec["podSelector"]["matchLabels"]
+        assert not selector.items() <= pod["metadata"]["labels"].items(), "it is no daemon"
+    assert expire["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+
+
+def test_an_object_store_is_encrypted_without_a_cold_store() -> None:
+    [path] = [path for path in VALUE_SETS if "fleet" in path.name]
+    manifests = render(values_of(path))
+    [daemonset] = of_kind(manifests, "DaemonSet")
+    settings = settings_of(policies(manifests)[0])
+    assert settings.tiers.nvme is None
+    [mount] = [mount for mount in daemon(daemonset)["volumeMounts"] if mount["name"] == "master-key"]
+    assert str(settings.encryption.master_key) == f"{mount['mountPath']}/master.key"
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)

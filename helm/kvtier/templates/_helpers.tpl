@@ -25,6 +25,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* The headless Service of a fleet, as its hosts write it, and the DNS name in their certificates. */}}
+{{- define "kvtier.hostsName" -}}
+{{ include "kvtier.fullname" . }}-hosts.{{ .Release.Namespace }}.svc
+{{- end -}}
+
 {{- define "kvtier.serviceAccountName" -}}
 {{- default (ternary (include "kvtier.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}

@@ -9,6 +9,15 @@ Of (root, shape).
 {{- if $values.grpc.enabled }}{{- $listen = append $listen (printf "%s:%d" $values.listenHost (int $values.grpc.port)) }}{{- end -}}
 {{- $_ := set $policy "listen" $listen -}}
 
+{{- if $values.fleet.enabled -}}
+{{- $peers := default dict $policy.peers -}}
+{{- $hosts := include "kvtier.hostsName" .root -}}
+{{- $_ := set $peers "hosts" (list (printf "%s:%d" $hosts (int $values.grpc.port))) -}}
+{{- $_ := set $peers "data_port" (int $values.fleet.dataPort) -}}
+{{- if $values.tls.secretName }}{{- $_ := set $peers "certificate_name" $hosts }}{{- end -}}
+{{- $_ := set $policy "peers" $peers -}}
+{{- end -}}
+
 {{- $tiers := default dict $policy.tiers -}}
 {{- $dram := default dict $tiers.dram -}}
 {{- $_ := set $dram "hugepages" (ternary "on" "off" .shape.hugePages.enabled) -}}
@@ -30,7 +39,7 @@ Of (root, shape).
 {{- $_ := set $access "tokens" (printf "/etc/kvtier-tokens/%s" $values.tokens.key) -}}
 {{- end -}}
 {{- /* The kubelet gives a Secret's files to root and to the pod's group, for which it adds the right to read (0440). */ -}}
-{{- with $values.masterKey.secretName -}}
+{{- if and $values.masterKey.secretName (include "kvtier.isStored" .shape) -}}
 {{- $_ := set $policy "encryption" (dict "master_key" (printf "/etc/kvtier-master-key/%s" $values.masterKey.key)) -}}
 {{- end -}}
 {{- /* Runtimes' containers often run as root, and root is an administrator where none is named: name ourselves. */ -}}

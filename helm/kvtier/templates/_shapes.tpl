@@ -65,6 +65,16 @@ Host memory that a memory tier of (capacity, extent) takes: whole extents, each 
 {{- $total -}}
 {{- end -}}
 
+{{/* The address of a shape's object store, or nothing. */}}
+{{- define "kvtier.objectUrl" -}}
+{{- dig "object" "url" "" .policy -}}
+{{- end -}}
+
+{{/* Whether a shape stores anything outside its memory, as text: empty for no. */}}
+{{- define "kvtier.isStored" -}}
+{{- if or (include "kvtier.hasCold" .) (include "kvtier.objectUrl" .) }}yes{{- end -}}
+{{- end -}}
+
 {{/* Whether a shape has a cold store, as text: empty for no. */}}
 {{- define "kvtier.hasCold" -}}
 {{- with .policy.tiers }}{{- if .nvme }}yes{{- end }}{{- end -}}

@@ -33,6 +33,7 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- if dig "access" "tls" "" $policy }}{{- $problems = append $problems "policy.access.tls is the chart's: put tls.crt, tls.key and ca.crt into a Secret and set tls.secretName" }}{{- end -}}
 {{- if dig "access" "tokens" "" $policy }}{{- $problems = append $problems "policy.access.tokens is the chart's: put the file into a Secret and set tokens.secretName" }}{{- end -}}
 {{- if $policy.encryption }}{{- $problems = append $problems "policy.encryption is the chart's: put the file of master keys into a Secret and set masterKey.secretName" }}{{- end -}}
+{{- if omit (default dict $policy.peers) "send_limit" }}{{- $problems = append $problems "policy.peers is the chart's, but for send_limit: set fleet.enabled, and fleet.dataPort" }}{{- end -}}
 {{- if hasKey $dram "hugepages" }}{{- $problems = append $problems "policy.tiers.dram.hugepages is the chart's, because pages must be requested from Kubernetes, too: set hugePages.enabled" }}{{- end -}}
 {{- if hasKey $nvme "path" }}{{- $problems = append $problems "policy.tiers.nvme.path is the chart's: say under coldStore where on the node it is" }}{{- end -}}
 {{- if and $nvme (not $ways) }}{{- $problems = append $problems "policy.tiers.nvme has no place: set coldStore.hostPath.path (a directory on the device), coldStore.volumeClaim or coldStore.existingClaim" }}{{- end -}}
@@ -58,18 +59,27 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- $names := list -}}
 {{- $selectors := list -}}
 {{- $insecure := true -}}
-{{- $hasCold := "" -}}
+{{- $isStored := "" -}}
+{{- $urls := list -}}
 {{- range .shapes -}}
 {{- $names = append $names .name -}}
 {{- $selectors = append $selectors (printf "%s %s" (toJson .nodeSelector) (toJson .affinity)) -}}
 {{- if not (dig "access" "insecure" false .policy) }}{{- $insecure = false }}{{- end -}}
-{{- $hasCold = default $hasCold (include "kvtier.hasCold" .) -}}
+{{- $isStored = default $isStored (include "kvtier.isStored" .) -}}
+{{- $urls = compact (append $urls (include "kvtier.objectUrl" .)) | uniq -}}
 {{- end -}}
 {{- if ne (len (uniq $names)) (len $names) }}{{- $problems = append $problems "two nodeGroups have one name: give each its own" }}{{- end -}}
 {{- if ne (len (uniq $selectors)) (len $selectors) }}{{- $problems = append $problems "two nodeGroups choose the same nodes, and a node has room for one daemon: give each its own nodeSelector" }}{{- end -}}
 {{- if and $values.grpc.enabled (not $values.tls.secretName) (not $insecure) }}{{- $problems = append $problems "grpc.enabled needs certificates: set tls.secretName to a Secret with tls.crt, tls.key and ca.crt, or spell out policy.access.insecure: true" }}{{- end -}}
 {{- if and $values.tls.secretName (not $values.grpc.enabled) }}{{- $problems = append $problems "tls.secretName is set and nothing listens on TCP: set grpc.enabled" }}{{- end -}}
-{{- if and $values.masterKey.secretName (not $hasCold) }}{{- $problems = append $problems "masterKey.secretName is set and nothing is stored on a device: set policy.tiers.nvme.capacity" }}{{- end -}}
+{{- if and $values.masterKey.secretName (not $isStored) }}{{- $problems = append $problems "masterKey.secretName is set and nothing is stored outside memory: set policy.tiers.nvme.capacity or policy.object.url" }}{{- end -}}
+{{- $remote := list -}}
+{{- range $urls }}{{- if not (hasPrefix "file:" .) }}{{- $remote = append $remote . }}{{- end }}{{- end -}}
+{{- if and $remote $values.networkPolicy.enabled (not $values.networkPolicy.egress) }}{{- $problems = append $problems "policy.object.url is set and the NetworkPolicy lets nothing out: add the store (and DNS) to networkPolicy.egress" }}{{- end -}}
+{{- if and $values.objectStore.secretName (not $urls) }}{{- $problems = append $problems "objectStore.secretName is set and there is no store: set policy.object.url" }}{{- end -}}
+{{- if and $values.objectStore.expireSchedule (ne (len $urls) 1) }}{{- $problems = append $problems "objectStore.expireSchedule is for one store: set policy.object.url, the same for all nodeGroups" }}{{- end -}}
+{{- if and $values.fleet.enabled (not $values.grpc.enabled) }}{{- $problems = append $problems "fleet.enabled needs a port at which hosts call each other: set grpc.enabled" }}{{- end -}}
+{{- if and $values.fleet.enabled (or (eq (int $values.fleet.dataPort) (int $values.grpc.port)) (eq (int $values.fleet.dataPort) (int $values.http.port))) }}{{- $problems = append $problems "fleet.dataPort is the port of grpc or http: change one" }}{{- end -}}
 {{- if eq (int $values.grpc.port) (int $values.http.port) }}{{- $problems = append $problems "grpc.port and http.port are the same: change one" }}{{- end -}}
 {{- if gt (len (include "kvtier.target" .root)) 107 }}{{- $problems = append $problems "socket.hostPath is too long for a socket: at most 87 characters" }}{{- end -}}
 {{- range .shapes -}}
