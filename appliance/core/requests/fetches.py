@@ -32,7 +32,8 @@ from .write_requests import WriteRequests
 PATIENCE_S: Final = 0.5  # later than expected it may always be, if computing takes longer
 #: Of the time that computing takes, waited for what was expected sooner: by no more is a lost fetch dearer.
 PATIENT_SHARE: Final = 0.25
-STEP_BLOCKS: Final = 128  # begun in one step; an acquire waits until all of its fetches are begun
+#: Begun in one step, a bundle at least: 3 ms or so. An acquire waits until all of its fetches are begun.
+STEP_FRAGMENTS: Final = 64
 #: Of the latest search in the chance that the searches of a namespace find something.
 SEARCH_WEIGHT: Final = 0.05
 #: Of the time that an acquire has: a store that hardly answers must not take what loading from here needs.
@@ -139,13 +140,12 @@ class Fetches:
                 self.resume(unbegun.event, unbegun.until)
 
     def _begin_some(self, unbegun: UnbegunFetches) -> bool:
-        """Begin fetches of STEP_BLOCKS blocks. Whether they were the last ones, or no more can be begun."""
+        """Begin fetches of STEP_FRAGMENTS fragments. Whether they were the last ones, or no more can be begun."""
         namespace = self._core.catalog.namespaces[unbegun.event.namespace_id]
         if self._writes.is_closed or not self.is_open or namespace.id in self.erased:
             return True
-        step_end = min(
-            unbegun.end, unbegun.start + max(unbegun.size, STEP_BLOCKS // unbegun.size * unbegun.size)
-        )
+        num_bundles = max(1, STEP_FRAGMENTS // (unbegun.size * namespace.num_groups))
+        step_end = min(unbegun.end, unbegun.start + num_bundles * unbegun.size)
         for start in range(unbegun.start, step_end, unbegun.size):
             if not self._begin_one(unbegun, namespace, start, min(start + unbegun.size, unbegun.end)):
                 return True

@@ -27,7 +27,7 @@ from ..results import PutOutcome, PutResult, ReserveResult
 from .leases import ClientEntry
 from .retention import highest_priorities
 
-MAX_STEP_BLOCKS = 64
+MAX_STEP_FRAGMENTS = 64  # decided in one step, a block at least
 NEEDED, STORED = bytes([PutOutcome.NEEDED]), bytes([PutOutcome.STORED])
 
 
@@ -100,11 +100,11 @@ class PutJob:
     def advance(self) -> bool:
         """Decide and make room for the next blocks; True when all are decided.
 
-        At most MAX_STEP_BLOCKS at a time, so that a lookup meanwhile does not wait for a thousand evictions.
+        At most MAX_STEP_FRAGMENTS at a time, so that a lookup meanwhile does not wait for a thousand evictions.
         The rest follows at the Tick that this asks for."""
         self.wants_turn = False
         hashes = self.request.prefix_hashes
-        end_of_step = self._next + MAX_STEP_BLOCKS
+        end_of_step = self._next + max(1, MAX_STEP_FRAGMENTS // self.namespace.num_groups)
         while self._next < len(hashes):
             if self._next >= end_of_step:
                 self.wants_turn = True

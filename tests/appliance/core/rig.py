@@ -157,6 +157,9 @@ class Rig:
         """Put a chain and let everything land; return the outcomes."""
         call = self.start_put(chain, parent, **named)
         self.settle()
+        while call not in self.answers and self.planner.is_busy:  # a long one takes several steps
+            self.tick()
+            self.settle()
         return list(self.answer(call).outcomes)
 
     def reserve(self, chain: Sequence[bytes], parent: bytes = b"", request_id: str = "") -> int:

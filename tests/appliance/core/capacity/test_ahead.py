@@ -25,9 +25,11 @@ def rig_of(write: str = "idle", dram_blocks: int = 10, num_segments: int = 8, **
 
 
 def land_puts(rig: Rig) -> None:
-    """End the copies into dram, and no others."""
+    """End the copies into dram, those that follow in further steps too, and no others."""
     while copies := [copy for copy in rig.copies if copy.source is None]:
         rig.finish(copies[0])
+        if rig.planner.is_busy:
+            rig.tick()
 
 
 def copies_down(rig: Rig) -> list[Copy]:

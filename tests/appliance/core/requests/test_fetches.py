@@ -7,7 +7,7 @@ import pytest
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.copying.source_speed import DEFAULT_BYTES_PER_S, MARGIN, STORE_LATENCY_S, WEIGHT
 from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
-from kvtier.appliance.core.requests.fetches import PATIENCE_S, PATIENT_SHARE, STEP_BLOCKS
+from kvtier.appliance.core.requests.fetches import PATIENCE_S, PATIENT_SHARE, STEP_FRAGMENTS
 from kvtier.appliance.core.results import Refusal
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.base import Cause, CopyOutcome
@@ -421,7 +421,7 @@ def begin_all(rig: Rig) -> list[FetchBundle]:
     return begun
 
 
-LONG = 4 * STEP_BLOCKS // SIZE  # bundles: more than two steps begin
+LONG = 4 * STEP_FRAGMENTS // (SIZE * GEOMETRY.num_groups)  # bundles: more than two steps begin
 
 
 def with_a_long_chain(num_extents: int = 256) -> tuple[Rig, list[bytes], int, list[FetchBundle]]:

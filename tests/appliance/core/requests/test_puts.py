@@ -2,7 +2,7 @@
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import Publish, Reply
-from kvtier.appliance.core.requests.put_job import MAX_STEP_BLOCKS
+from kvtier.appliance.core.requests.put_job import MAX_STEP_FRAGMENTS
 from kvtier.appliance.core.results import PutOutcome, PutResult, Refusal
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Tier
@@ -191,16 +191,18 @@ def test_a_client_that_names_a_wrong_parent_ties_no_circle() -> None:
 
 
 def test_a_large_put_takes_turns() -> None:
-    """Between two ticks others are served: no event but a Tick admits more of it."""
-    rig = Rig(dram_blocks=4 * MAX_STEP_BLOCKS, nvme_blocks=0)
-    chain = hashes("large", 3 * MAX_STEP_BLOCKS)
+    """Between two ticks others are served: no event but a Tick admits more of it. A block has as many
+    fragments as it has layer groups."""
+    step = MAX_STEP_FRAGMENTS // GEOMETRY.num_groups
+    rig = Rig(dram_blocks=4 * step, nvme_blocks=0)
+    chain = hashes("large", 3 * step)
     call = rig.start_put(chain)
     for num_turns in (1, 2, 3):
         rig.settle()
-        assert rig.found(chain) == num_turns * MAX_STEP_BLOCKS
+        assert rig.found(chain) == num_turns * step
         assert rig.planner.is_busy == (num_turns < 3)
         rig.do(ev.KeptAlive(None, CLIENT, []))
-        assert rig.found(chain) == num_turns * MAX_STEP_BLOCKS, "not a Tick"
+        assert rig.found(chain) == num_turns * step, "not a Tick"
         rig.tick()
     assert rig.answer(call).outcomes == bytes([STORED]) * len(chain)
 
