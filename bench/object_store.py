@@ -68,7 +68,8 @@ store, count = ObjectStore(sys.argv[1]), int(sys.argv[2])
 payload, pool = os.urandom({BUNDLE_BYTES}), ThreadPoolExecutor(4)
 for chain in range(1_000_000):
     began_at = time.monotonic()
-    list(pool.map(lambda n: store.create(f"v1/beside/{{os.getpid()}}-{{chain}}-{{n}}", payload), range(count)))
+    keys = [f"v1/beside/{{os.getpid()}}-{{chain}}-{{n}}" for n in range(count)]
+    list(pool.map(lambda key: store.create(key, payload), keys))
     time.sleep(max(0.0, began_at + {PUT_S} - time.monotonic()))
 """
 
@@ -269,7 +270,8 @@ def putting(bench: Bench, chains: Iterator[int]) -> Iterator[None]:
 @contextmanager
 def storing(bench: Bench) -> Iterator[None]:
     """Store as many bytes as the exports of `putting`, by the client library in another process."""
-    with subprocess.Popen([sys.executable, "-c", STORING, bench.store.address, str(bench.num_bundles)]) as alone:
+    command = [sys.executable, "-c", STORING, bench.store.address, str(bench.num_bundles)]
+    with subprocess.Popen(command) as alone:
         try:
             yield
         finally:

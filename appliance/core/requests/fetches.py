@@ -140,7 +140,7 @@ class Fetches:
                 self.resume(unbegun.event, unbegun.until)
 
     def _begin_some(self, unbegun: UnbegunFetches) -> bool:
-        """Begin fetches of STEP_FRAGMENTS fragments. Whether they were the last ones, or no more can be begun."""
+        """Begin fetches of STEP_FRAGMENTS fragments. Whether they were the last, or none can begin."""
         namespace = self._core.catalog.namespaces[unbegun.event.namespace_id]
         if self._writes.is_closed or not self.is_open or namespace.id in self.erased:
             return True

@@ -100,8 +100,8 @@ class PutJob:
     def advance(self) -> bool:
         """Decide and make room for the next blocks; True when all are decided.
 
-        At most MAX_STEP_FRAGMENTS at a time, so that a lookup meanwhile does not wait for a thousand evictions.
-        The rest follows at the Tick that this asks for."""
+        At most MAX_STEP_FRAGMENTS at a time, so that a lookup meanwhile does not wait for a thousand
+        evictions. The rest follows at the Tick that this asks for."""
         self.wants_turn = False
         hashes = self.request.prefix_hashes
         end_of_step = self._next + max(1, MAX_STEP_FRAGMENTS // self.namespace.num_groups)
