@@ -9,6 +9,7 @@ from .verdicts import Check, fail, ok, warn
 URL = "object.url"
 #: What the daemon does without, at a price.
 OPTIONAL = ("listed at once", "copy inside", "manifest", "lifecycle")
+_PLAIN = "http: what is on the way to it can read what is sent, and put other bytes in its place"
 _UNPROTECTED = "what reaches the master can read, change and delete all that is pooled: no rights, no TLS"
 
 
@@ -28,6 +29,9 @@ def check_store(trial: StoreTrial | None) -> Iterator[Check]:
     if trial.url.startswith("mooncake:"):
         fix = "keep it in a network of its own, for tenants that trust all that reach it"
         yield warn(f"{name}, protection", _UNPROTECTED, fix, URL)
+    if trial.travels_plain:
+        fix = "an https:// endpoint; or encryption.master_key, which lets nothing be read or exchanged"
+        yield warn(f"{name}, protection", _PLAIN, fix, URL)
     works = [one.name for one in trial.results if not one.problem]
     if works:
         yield ok(name, f"{trial.url}: {', '.join(works)}")

@@ -26,7 +26,7 @@ from ...sources.objects.fleet_keys import FleetKeys
 from ...sources.objects.opening import open_store
 from ...sources.objects.probe import ProbeResult, StoreProbe
 from ...sources.objects.problems import StoreError, StoreProblem
-from ...sources.objects.store import StoreLimits
+from ...sources.objects.store import StoreLimits, travels_plain
 from ...tiers.cold.mounts import filesystem_of
 from ...tiers.encryption.keyring import FILE_NAME as KEYS_FILE
 from ...tiers.encryption.keyring import count_wraps
@@ -173,6 +173,7 @@ class StoreTrial:
     url: str
     error: str  # empty: it answers; with the fix
     results: tuple[ProbeResult, ...] = ()
+    travels_plain: bool = False  # without TLS
 
 
 class Facts:
@@ -256,7 +257,7 @@ def try_store(url: str) -> StoreTrial:
     try:
         store = open_store(url, limits=TRIAL_LIMITS)
         store.check_bucket()
-        return StoreTrial(url, "", tuple(StoreProbe(store, EPOCH_DAYS).results()))
+        return StoreTrial(url, "", tuple(StoreProbe(store, EPOCH_DAYS).results()), travels_plain(url))
     except StoreError as problem:
         return StoreTrial(url, str(problem))
 

@@ -28,6 +28,7 @@ from .problems import StoreError, StoreProblem, explain, explained, status_of
 from .usage import StoreRequest, StoreUsage
 
 CHUNK_BYTES: Final = 1 << 20  # copied at once on the way into memory
+_PLAIN = "http://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _SCHEMES = ("s3", "gs", "az", "file", "mooncake", "memory")
 _FORMS = (
@@ -319,6 +320,16 @@ def check_address(address: str) -> None:
         )
 
 
+def travels_plain(address: str) -> bool:
+    """Return whether what is sent to this store travels without TLS, as far as the environment says."""
+    return urlsplit(address).scheme == "s3" and _endpoint_of(os.environ).startswith(_PLAIN)
+
+
+def _endpoint_of(environment: Mapping[str, str]) -> str:
+    """Return the S3 endpoint that the environment names; empty for Amazon's own."""
+    return next((environment[name] for name in _ENDPOINTS if environment.get(name)), "")
+
+
 def _open(address: str, endpoint: str, limits: StoreLimits) -> Any:
     """Return obstore's store for an address. Raises StoreError."""
     check_address(address)
@@ -344,13 +355,13 @@ def _remote_options(
     scheme: str, endpoint: str, limits: StoreLimits, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the keyword arguments of `from_url` for a store behind a network."""
-    named = endpoint or next((environment[name] for name in _ENDPOINTS if environment.get(name)), "")
+    named = endpoint or _endpoint_of(environment)
     client = {
         "connect_timeout": timedelta(seconds=limits.connect_s),
         "read_timeout": timedelta(seconds=limits.idle_s),
         "timeout": timedelta(seconds=limits.request_s),
         "pool_max_idle_per_host": "64",
-        "allow_http": scheme == "s3" and named.startswith("http://"),
+        "allow_http": scheme == "s3" and named.startswith(_PLAIN),
     }
     retries = {
         "max_retries": limits.num_retries,

@@ -114,6 +114,7 @@ MISTAKES: dict[str, tuple[Callable[[S3Server], None], str, str, str]] = {
     "clock": (days_off, "clock", "fail", "72.0 hours ahead of the store's"),
     "lagging": (lagging, "listed at once", "warn", "found later"),
     "lifecycle": (lambda server: None, "lifecycle", "warn", "dead epochs stay for ever"),
+    "plain": (lambda server: None, "protection", "warn", "put other bytes in its place"),
 }
 
 
