@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-MODEL, MODEL_SHAPE = "llama-3.1-8b", "32x8x128:bfloat16"
+MODEL = "llama-3.1-8b"  # in either catalogue
 BLOCK_TOKENS = 512
 POLICIES = {"lru": "lru", "clairvoyant": "optimal"}
 BUDGETS_GIB = "64,128,256,512,1024,2048"
@@ -39,7 +39,7 @@ def simulated(simulator: str, trace: Path, budgets: str) -> dict[str, Any]:
 
 def replayed(trace: Path, budgets: list[float], num_first: int | None = None) -> JSON:
     """Return the outcomes of kvtier's replay."""
-    command = [sys.executable, "-m", "kvtier", "replay", str(trace), "--json", "--model", MODEL_SHAPE]
+    command = [sys.executable, "-m", "kvtier", "replay", str(trace), "--json", "--model", MODEL]
     command += [word for policy in POLICIES for word in ("--policy", policy)]
     command += ["--block-tokens", str(BLOCK_TOKENS), "--capacity", ",".join(f"{gib:g}GiB" for gib in budgets)]
     command += ["--first", str(num_first)] if num_first else []

@@ -25,6 +25,7 @@ from kvtier.appliance.errors import error_table_markdown
 from kvtier.appliance.observability.alerts import alerts_yaml
 from kvtier.appliance.observability.dashboard import dashboard_json
 from kvtier.appliance.observability.exposition import reference_markdown as metrics_markdown
+from kvtier.appliance.replay.models import catalogue_markdown
 from kvtier.appliance.security.rights import matrix_markdown
 from kvtier.clients.errors import CLIENT_REASONS
 from kvtier.v1.unreachable import REASONS as UNREACHABLE
@@ -159,6 +160,32 @@ def policy_reference() -> Iterator[tuple[Path, bytes]]:
     yield ROOT / "docs" / "policy-settings.md", (intro + reference_table()).encode()
 
 
+def model_catalogue() -> Iterator[tuple[Path, bytes]]:
+    """Yield docs/models.md: the models that a replay knows by name."""
+    intro = """# Models by name
+
+Generated from `appliance/replay/models.py` by `make docs`. Bytes of KV that a token takes, for `kvtier
+replay --model NAME` ([replay](replay.md)) and for capacity planning: a budget in bytes over these is a
+number of tokens. Layers, heads and dimensions are from the published configurations, active parameters (for
+prefill time) from the same repositories' cards.
+
+"""
+    notes = """
+- KV is bfloat16, or fp8 with `:fp8`: one byte a value, scales per tensor. With an indexer, MLA is packed as
+  vLLM's `fp8_ds_mla`: 656 bytes a token and layer. The indexer's keys are fp8 with a float32 scale in both
+  columns, 132 bytes.
+- All layers of a token are counted, windows included: then a prompt can be continued at every block. *Of
+  which windows* is the share that only a sliding window reads, which a store that keeps windows at a few
+  positions only saves most of.
+- Layers of draft models (MTP) are not counted. Neither are tensor parallel ranks that hold the same KV
+  twice (more ranks than KV heads, or MLA).
+- Models with recurrent layers (Mamba, gated delta nets) are not listed: their state belongs to a position,
+  not to a token.
+- Others are written as `LAYERSxHEADSxDIM:DTYPE`, with the number of KV heads.
+"""
+    yield ROOT / "docs" / "models.md", (intro + catalogue_markdown() + notes).encode()
+
+
 def security_matrix() -> Iterator[tuple[Path, bytes]]:
     """Yield docs/security.md with the table of who may call what, printed from the one the server obeys."""
     path = ROOT / "docs" / "security.md"
@@ -177,6 +204,7 @@ GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     cli_reference,
     metrics_reference,
     dashboards,
+    model_catalogue,
     security_matrix,
     chart_files,
     scorecard_page,

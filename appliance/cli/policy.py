@@ -54,6 +54,7 @@ def diff(
     content_ids: bool,
     model: str,
     layers_per_group: int,
+    prefill_speed: float,
     edges: Sequence[str],
     edges_from: Path | None,
     jobs: int | None,
@@ -75,7 +76,7 @@ def diff(
     if trace_path is None:
         return show_changes(found, as_json)
     try:
-        shape = ModelShape.parse(model, layers_per_group)
+        shape = ModelShape.parse(model, layers_per_group, prefill_speed)
         speeds = speeds_of(edges, edges_from)
         trace = read(trace_path, block_tokens, content_ids, first)
         setups: list[Setup] = [

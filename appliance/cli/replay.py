@@ -52,8 +52,17 @@ def trace_options(command: Any) -> Any:
             "--model",
             default="32x8x128:float16",
             show_default=True,
-            metavar="LAYERSxHEADSxDIM[:DTYPE]",
-            help="Shape of the model, for bytes and prefill time of blocks that the trace gives no size of.",
+            metavar="NAME[:fp8]|LAYERSxHEADSxDIM[:DTYPE]",
+            help="Model, for bytes and prefill time of blocks that the trace gives no size of: of the"
+            " catalogue (docs/models.md), e.g. llama-3.1-70b or glm-5:fp8,"
+            " or layers, KV heads and head dimension.",
+        ),
+        click.option(
+            "--prefill-speed",
+            default=0.0,
+            type=click.FloatRange(0, 1e12),
+            help="Prompt tokens a second at the start of a context.  [default: of one accelerator, by the"
+            " model's FLOPs]",
         ),
         click.option("--layers-per-group", default=0, help="Layers that move together; 0: all."),
         click.option(
@@ -152,6 +161,7 @@ def replay(
     content_ids: bool,
     model: str,
     layers_per_group: int,
+    prefill_speed: float,
     edges: Sequence[str],
     edges_from: Path | None,
     jobs: int | None,
@@ -168,12 +178,13 @@ def replay(
     Example:
       kvtier replay trace.jsonl.gz --policy lru --policy urgency --capacity 1%,5%,64GiB --chart hits.png
       kvtier replay trace.jsonl.gz --policy urgency --policy clairvoyant --policy unbounded
+      kvtier replay trace.jsonl.gz --policy lru --policy urgency --model glm-5:fp8 --capacity 512GiB,1TiB
       kvtier replay monday.jsonl.gz --policy policy.yaml --tiers dram=256GiB,nvme=4TiB --json
     """
     try:
         if chart is not None:
             check_target(chart)
-        shape = ModelShape.parse(model, layers_per_group)
+        shape = ModelShape.parse(model, layers_per_group, prefill_speed)
         if tiers:
             _refuse_mixtures(policies)
         sizes = [tier_sizes(text) for text in tiers]

@@ -37,6 +37,8 @@ class Outcome:
     duration_s: float
     #: Seconds from arrival to the first token, by percentile; empty when the replay was not timed.
     ttft_s: dict[str, float] = field(default_factory=dict)
+    #: Seconds of prefill of what a request missed, by percentile: its first token if loads took no time.
+    missing_prefill_s: dict[str, float] = field(default_factory=dict)
     #: What the planner counted, by name.
     counters: dict[str, int] = field(default_factory=dict)
     num_refused_blocks: int = 0  # of puts: no room, parent missing, not admitted
@@ -55,6 +57,13 @@ class Outcome:
     def token_hit_ratio(self) -> float:
         """Return the share of the prompt tokens asked for that were found."""
         return sum(self.token_hits.values()) / self.num_tokens if self.num_tokens else 0.0
+
+    @property
+    def ideal_speed_up(self) -> float:
+        """Return how many times as many prompt tokens a second prefill takes in, if loads take no time.
+
+        1 / (1 - hit ratio); at least one token is computed."""
+        return self.num_tokens / max(self.num_tokens - sum(self.token_hits.values()), 1) or 1.0
 
     @property
     def nvme_written_bytes_per_day(self) -> float:
@@ -82,6 +91,7 @@ class Outcome:
             **asdict(self),
             "block_hit_ratio": self.block_hit_ratio,
             "token_hit_ratio": self.token_hit_ratio,
+            "ideal_speed_up": self.ideal_speed_up,
             "nvme_written_bytes_per_day": self.nvme_written_bytes_per_day,
             "prefetch": self.prefetch,
         }

@@ -9,7 +9,11 @@ from rich.text import Text
 
 from ..config.units import about_bytes, about_duration, format_duration
 from .outcomes import Outcome
+from .savings import BASELINE, CacheSaving, savings
 from .traces import Trace
+
+#: Percentiles of seconds to the first token that tables show.
+SHOWN = ("p50", "p90", "p99")
 
 
 def about(trace: Trace) -> str:
@@ -33,6 +37,7 @@ def plain(trace: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "num_lost": trace.num_lost,
         },
         "outcomes": [outcome.plain() for outcome in outcomes],
+        "savings": [{**one._asdict(), "saved_share": one.saved_share} for one in savings(outcomes)],
     }
 
 
@@ -41,6 +46,10 @@ def tables(trace: Trace, outcomes: Sequence[Outcome]) -> RenderableType:
     parts: list[RenderableType] = [Text(about(trace)), hits(outcomes)]
     if any(outcome.ttft_s for outcome in outcomes):
         parts += [Text(), times(outcomes)]
+    else:
+        parts += [Text(), sizes(outcomes)]
+    if found := savings(outcomes):
+        parts += [Text(), saved(found)]
     if any(outcome.store for outcome in outcomes):
         parts += [Text(), stores(outcomes)]
     if any(any(outcome.prefetch.values()) for outcome in outcomes):
@@ -65,14 +74,15 @@ def hits(outcomes: Sequence[Outcome]) -> Table:
     names = ["token hits", "block hits"]
     if len(tiers) > 1:
         names += [f"from {tier}" for tier in tiers]
-    names += ["prefill saved", "refused puts", "accesses/s"]
+    names += ["ideal speed-up", "prefill saved", "refused puts", "accesses/s"]
     _add_figures(table, names)
     for outcome in outcomes:
         cells = [f"{outcome.token_hit_ratio:.2%}", f"{outcome.block_hit_ratio:.2%}"]
         if len(tiers) > 1:
             cells += [f"{outcome.token_hits.get(tier, 0) / (outcome.num_tokens or 1):.2%}" for tier in tiers]
         speed = outcome.num_blocks / outcome.cpu_s if outcome.cpu_s else 0.0
-        cells += [about_duration(outcome.prefill_saved_s), f"{outcome.num_refused_blocks:,}", f"{speed:,.0f}"]
+        cells += [f"{outcome.ideal_speed_up:.2f} ×", about_duration(outcome.prefill_saved_s)]
+        cells += [f"{outcome.num_refused_blocks:,}", f"{speed:,.0f}"]
         table.add_row(outcome.policy, outcome.capacity, *cells)
     return table
 
@@ -81,17 +91,39 @@ def times(outcomes: Sequence[Outcome]) -> Table:
     """Return seconds and bytes moved."""
     table = _table("policy", "capacity")
     moved = ("nvme → dram", "→ nvme", "→ nvme a day")
-    _add_figures(table, ("first token p50", "first token p95", "first token p99", *moved))
+    _add_figures(table, (*(f"first token {name}" for name in SHOWN), *moved))
     for outcome in outcomes:
         written = sum(count for edge, count in outcome.edge_bytes.items() if edge.endswith(">nvme"))
         table.add_row(
             outcome.policy,
             outcome.capacity,
-            *(f"{outcome.ttft_s.get(name, 0.0):.3f} s" for name in ("p50", "p95", "p99")),
+            *(f"{outcome.ttft_s.get(name, 0.0):.3f} s" for name in SHOWN),
             about_bytes(outcome.edge_bytes.get("nvme>dram", 0)),
             about_bytes(written),
             about_bytes(outcome.nvme_written_bytes_per_day),
         )
+    return table
+
+
+def sizes(outcomes: Sequence[Outcome]) -> Table:
+    """Return what a share is in bytes, and seconds to the first token if loads took no time."""
+    table = _table("policy", "capacity")
+    _add_figures(table, ("cache size", *(f"first token {name}, ideally" for name in SHOWN)))
+    for outcome in outcomes:
+        seconds = (f"{outcome.missing_prefill_s.get(name, 0.0):.3f} s" for name in SHOWN)
+        size_bytes = sum(outcome.capacity_bytes.values())
+        table.add_row(outcome.policy, outcome.capacity, about_bytes(size_bytes), *seconds)
+    return table
+
+
+def saved(found: Sequence[CacheSaving]) -> Table:
+    """Return how much smaller a cache has the hits of the baseline."""
+    table = _table("policy", f"as many hits as {BASELINE} at")
+    _add_figures(table, ("token hits", "cache needed", "cache saved"))
+    for one in found:
+        less, more = ("≤ ", "≥ ") if one.is_bound else ("", "")
+        needed, share = f"{less}{about_bytes(one.needed_bytes)}", f"{more}{one.saved_share:.1%}"
+        table.add_row(one.policy, one.capacity, f"{one.token_hit_ratio:.2%}", needed, share)
     return table
 
 
@@ -156,7 +188,7 @@ def _figures(before: Outcome, after: Outcome) -> list[tuple[str, float, float, s
             (f"token hits from {tier}", *(o.token_hits.get(tier, 0) / (o.num_tokens or 1) for o in both), "%")
         )
     figures.append(("prefill saved", *(o.prefill_saved_s for o in both), "s"))
-    for name in ("p50", "p95", "p99"):
+    for name in SHOWN:
         if before.ttft_s and after.ttft_s:
             figures.append((f"first token {name}", *(o.ttft_s[name] for o in both), "s"))
     for edge in sorted({edge for o in both for edge in o.edge_bytes}):

@@ -2,10 +2,11 @@
 
     Mooncake (FAST'25)    timestamp in ms, blocks of 512 tokens, optional session
     Bailian (ATC'25)      timestamp in s, blocks of 16 tokens, chat_id and parent_chat_id
+    kvcache-simulator     block_size in every line; without a timestamp, in the order of the file
 
 Ids of a trace name a block and everything before it, or only what the block holds. KV depends on what stands
-before it, so the second kind is chained here. A Mooncake-style file does not say
-which kind it has: one that breaks the first rule is refused rather than guessed about.
+before it, so the second kind is chained here; kvcache-simulator chains all. A Mooncake-style file does not
+say which kind it has: one that breaks the first rule is refused rather than guessed about.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -16,6 +17,9 @@ from .lines import are_names, is_count, is_number, parse
 from .traces import SessionHint, Trace, TraceBuilder, TraceError, TraceNamespace
 
 CHAT_KEY = "chat_id"
+SIZE_KEY = "block_size"
+#: Between requests of a file without times.
+STEP_MS = 1000.0
 
 
 class Dialect(NamedTuple):
@@ -25,14 +29,23 @@ class Dialect(NamedTuple):
     time_unit_s: float
     block_tokens: int
     has_content_ids: bool
+    has_block_size: bool = False  # in every line
 
 
 MOONCAKE = Dialect("milliseconds", 1e-3, 512, has_content_ids=False)
 BAILIAN = Dialect("seconds", 1.0, 16, has_content_ids=True)
 
 
+def simulator_dialect(block_tokens: int) -> Dialect:
+    """Return the dialect of files that name their block size in every line."""
+    return Dialect("milliseconds", 1e-3, block_tokens, has_content_ids=True, has_block_size=True)
+
+
 def dialect_of(request: dict[str, Any]) -> Dialect:
     """Return the dialect of a file, from its first request."""
+    size = request.get(SIZE_KEY)
+    if is_count(size) and size:
+        return simulator_dialect(size)
     return BAILIAN if CHAT_KEY in request else MOONCAKE
 
 
@@ -57,6 +70,9 @@ def read_requests(
     chains = _Chains() if content_ids or dialect.has_content_ids else None
     for number, line in lines:
         request = parse(line, path, number)
+        if dialect.has_block_size:
+            _check_size(request, tokens, path, number)
+            request.setdefault("timestamp", number * STEP_MS)
         at, num_tokens, ids, num_decoded = _fields(request, dialect, path, number)
         fits = (num_tokens // tokens, -(-num_tokens // tokens))
         if len(ids) not in fits:
@@ -104,6 +120,18 @@ class _Chains:
             before = self._names.setdefault((before, held), len(self._names))
             chain.append(before)
         return chain
+
+
+def _check_size(request: dict[str, Any], block_tokens: int, path: Path, number: int) -> None:
+    """Check that a line has the block size of the others. Raises TraceError."""
+    size = request.get(SIZE_KEY, block_tokens)
+    if size != block_tokens:
+        message = f"block_size is {size!r}; a replay has blocks of one size, here {block_tokens} tokens"
+        raise TraceError(path, number, message)
+    if request.get("block_tokens") is not None:
+        raise TraceError(
+            path, number, "block_tokens is not read: only the last block may be shorter; remove it"
+        )
 
 
 def _fields(

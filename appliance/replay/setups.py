@@ -8,12 +8,15 @@ unbounded              room for every block of the trace: what no policy can exc
 policy.yaml            the `policy` section of a settings file
 
 5%  64GiB              capacity: a share of the trace's distinct blocks, or bytes
+
+glm-5:fp8  32x8x128    model: of the catalogue (models.py), or layers, KV heads and head dimension
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ...policies.costs import PrefillModel
 from ...policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice, UnknownPolicy, resolve
 from ...tiers.block import Geometry, NamespaceIdentity, Tier
 from ...tiers.ladder import STANDARD, Ladder
@@ -21,6 +24,7 @@ from ...v1.errors import InvalidRequest
 from ...v1.shm import slot_bytes_for
 from ..config import Settings, units
 from ..core.options import PlannerOptions
+from . import models
 from .traces import MIN_GAP_S, Trace, TraceNamespace
 from .virtual import cold_room_bytes
 from .virtual_store import StoreModel
@@ -41,10 +45,24 @@ class ModelShape:
     head_dim: int = DEFAULT_SHAPE[2]
     dtype: str = DEFAULT_SHAPE[3]
     layers_per_group: int = 0
+    token_bytes: int = 0  # of all layers, where they are not alike; 0: what the fields above give
+    prefill: PrefillModel | None = None  # None: as the planner guesses from the geometry
 
     @classmethod
-    def parse(cls, text: str, layers_per_group: int = 0) -> "ModelShape":
-        """Read LAYERSxHEADSxDIM[:DTYPE]. Raises ValueError."""
+    def parse(cls, text: str, layers_per_group: int = 0, prefill_tokens_per_s: float = 0.0) -> "ModelShape":
+        """Read NAME[:fp8] of the catalogue or LAYERSxHEADSxDIM[:DTYPE].
+
+        `prefill_tokens_per_s`: at the start of a context; 0: of the model's FLOPs. Raises ValueError."""
+        named = models.find(text)
+        shape = _named(*named, prefill_tokens_per_s) if named else cls._of_numbers(text)
+        if prefill_tokens_per_s and not named:
+            shape = replace(shape, prefill=PrefillModel(prefill_tokens_per_s))
+        shape = replace(shape, layers_per_group=layers_per_group)
+        shape.geometry(TraceNamespace(1))
+        return shape
+
+    @classmethod
+    def _of_numbers(cls, text: str) -> "ModelShape":
         numbers, _, dtype = text.partition(":")
         try:
             layers, heads, dim = map(int, numbers.split("x"))
@@ -52,9 +70,7 @@ class ModelShape:
             raise ValueError(
                 f"{text!r} is no model shape; write LAYERSxHEADSxDIM, e.g. 32x8x128:float16"
             ) from None
-        shape = cls(layers, heads, dim, dtype or "float16", layers_per_group)
-        shape.geometry(TraceNamespace(1))
-        return shape
+        return cls(layers, heads, dim, dtype or "float16")
 
     def geometry(self, namespace: TraceNamespace) -> Geometry:
         """Return the geometry of a namespace: of its bytes, when it says only these. Raises ValueError."""
@@ -65,14 +81,13 @@ class ModelShape:
 
     def _geometry(self, namespace: TraceNamespace) -> Geometry:
         tokens = namespace.block_tokens
-        if namespace.block_bytes:
+        block_bytes = namespace.block_bytes or self.token_bytes * tokens
+        if block_bytes:
             # As many layers as the model has: what a recording does not say is how long their prefill takes.
-            layers = self.num_layers if namespace.block_bytes % (tokens * self.num_layers) == 0 else 1
-            if namespace.block_bytes % tokens:
-                raise ValueError(
-                    f"blocks of {namespace.block_bytes} bytes do not divide into {tokens} tokens"
-                )
-            layer_bytes = namespace.block_bytes // tokens // layers
+            layers = self.num_layers if block_bytes % (tokens * self.num_layers) == 0 else 1
+            if block_bytes % tokens:
+                raise ValueError(f"blocks of {block_bytes} bytes do not divide into {tokens} tokens")
+            layer_bytes = block_bytes // tokens // layers
             return Geometry(
                 layers,
                 1,
@@ -90,6 +105,15 @@ class ModelShape:
             self.dtype,
             layers_per_group=self.layers_per_group,
         )
+
+
+def _named(model: models.CataloguedModel, precision: str, prefill_tokens_per_s: float) -> ModelShape:
+    """Return the shape of a model of the catalogue."""
+    return ModelShape(
+        num_layers=model.num_layers,
+        token_bytes=model.token_bytes(precision),
+        prefill=model.prefill(prefill_tokens_per_s),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class Shell:
         self.block_bytes: list[int] = []
         for identity in identities:
             call = self.call()
-            self.step(ev.NamespaceRegistered(call, identity), 0.0)
+            self.step(ev.NamespaceRegistered(call, identity, setup.shape.prefill), 0.0)
             answer = self.results.pop(call)
             if not isinstance(answer, NamespaceResult):
                 raise ValueError(f"{setup.label}: {answer}")

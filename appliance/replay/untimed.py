@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core import events as ev
 from ..core.instructions import Copy
-from .outcomes import Outcome, hits_by_tier
+from .outcomes import Outcome, hits_by_tier, percentiles
 from .setups import Setup
 from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
 from .traces import NO_BLOCK, Trace
@@ -113,13 +113,14 @@ class UntimedShell(Shell):
         trace, planner = self.trace, self.planner
         block_hits, token_hits = hits_by_tier(trace, num_hits, {})
         recompute_s = planner.costs.recompute_s
-        prefill_s = saved_s = 0.0
+        missing_s = np.zeros(trace.num_requests)
+        saved_s = 0.0
         for request, (hits, asked) in enumerate(
             zip(num_hits.tolist(), trace.num_asked.tolist(), strict=True)
         ):
             namespace_id = self.namespace_ids[trace.namespace[request]]
             saved_s += recompute_s(namespace_id, 0, hits) if hits else 0.0
-            prefill_s += recompute_s(namespace_id, hits, asked - hits) if asked > hits else 0.0
+            missing_s[request] = recompute_s(namespace_id, hits, asked - hits) if asked > hits else 0.0
         return Outcome(
             label=self.setup.label,
             policy=self.setup.policy,
@@ -130,9 +131,10 @@ class UntimedShell(Shell):
             num_tokens=int(trace.num_tokens.sum()),
             block_hits=block_hits,
             token_hits=token_hits,
-            prefill_s=prefill_s,
+            prefill_s=float(missing_s.sum()),
             prefill_saved_s=saved_s,
             edge_bytes={},
+            missing_prefill_s=percentiles(missing_s[trace.num_asked > 0]),
             duration_s=trace.duration_s,
             counters=dict(planner.story.counters),
             num_refused_blocks=self.num_refused_blocks,

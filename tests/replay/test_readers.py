@@ -233,3 +233,21 @@ def test_what_a_recorder_lost_is_known(tmp_path: Path) -> None:
 
 def test_a_session_without_a_name_is_one_of_its_own() -> None:
     assert list(trace_of(request(0, [1], session=""), request(1, [2])).sessions) == ["request-1", "request-2"]
+
+
+def test_files_that_name_their_block_size_are_chained_and_keep_their_order(tmp_path: Path) -> None:
+    """kvcache-simulator's format: times are optional, and an id may stand behind different ones."""
+    lines = [
+        {"block_size": 64, "hash_ids": [5, "a"], "input_length": 100},
+        {"block_size": 64, "hash_ids": [6, "a"], "input_length": 128},
+        {"block_size": 64, "hash_ids": [5, "a"], "input_length": 128},
+    ]
+    trace = read_trace(write(tmp_path / "trace.jsonl", [json.dumps(line) for line in lines]))
+    assert chains(trace) == [[0, 1], [2, 3], [0, 1]]
+    assert trace.namespaces[0].block_tokens == 64
+    assert trace.at.tolist() == [0.0, 1.0, 2.0]
+    for wrong in ({"block_size": 128}, {"block_tokens": [64, 36]}):
+        with pytest.raises(TraceError, match=next(iter(wrong))):
+            read_trace(
+                write(tmp_path / "wrong.jsonl", [json.dumps(line) for line in [lines[0], lines[0] | wrong]])
+            )
