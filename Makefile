@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-sglang test-transformers test-lmcache test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -89,6 +89,11 @@ $(VLLM_MODELS)/.ready: $(VLLM)/.ready bench/vllm/models.py
 # to pytest.
 test-vllm: $(VLLM)/.ready $(VLLM_MODELS)/.ready
 	$(if $(filter 0.28%,$(VERSION)),PYTHONHASHSEED=0) $(VLLM)/bin/python -m pytest -q -W default -o timeout=1800 $(if $(ARGS),$(ARGS),tests/vllm)
+
+# Versions times features of vLLM, into docs/compatibility.md: hours, resumable. ARGS="0.28 0.32 --only LoRA" for some.
+test-matrix: $(VENV)/.ready
+	$(BIN)/python -m tests.vllm.matrix $(ARGS)
+	$(BIN)/python -m tests.generated --write
 
 # The transformers client against real models of many architectures; small, random, on the CPU.
 test-transformers: $(VENV)/.ready-demo

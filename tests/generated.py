@@ -34,6 +34,7 @@ from .docs.cli_page import cli_markdown, completion_json
 from .docs.settings_page import reference_table, setting_keys
 from .scorecard.page import scorecard_page
 from .sync_source import sync_modules
+from .vllm.matrix.page import compatibility_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
@@ -208,6 +209,7 @@ GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     security_matrix,
     chart_files,
     scorecard_page,
+    compatibility_page,
 ]
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from bench.vllm import extras
+
 Answer = dict[str, Any]
 
 
@@ -33,10 +35,16 @@ class _Running:
     last_at_s: float = 0.0
     finish: str = ""
     transfer: Any = None
+    others: dict[int, list[int]] = field(default_factory=dict)  # tokens of the second answer and further ones
 
     def take(self, output: Any, now_s: float) -> int:
         """Take in an output; return how many new tokens it brought."""
-        completion = output.outputs[0]
+        self.others |= {one.index: list(one.token_ids) for one in output.outputs if one.index}
+        if output.finished:
+            self.finish = str(output.outputs[0].finish_reason)
+        completion = next((one for one in output.outputs if not one.index), None)
+        if completion is None:
+            return 0
         num_new = len(completion.token_ids) - len(self.tokens)
         self.tokens = list(completion.token_ids)
         for entry in (completion.logprobs or [])[len(self.logprobs) :]:
@@ -47,8 +55,6 @@ class _Running:
         if num_new and not self.first_at_s:
             self.first_at_s = now_s
         self.last_at_s = now_s
-        if output.finished:
-            self.finish = str(completion.finish_reason)
         return num_new
 
     def _take_logprobs(self, entry: Any, token: int) -> None:
@@ -72,6 +78,7 @@ class _Running:
             "last_at_s": self.last_at_s,
             "finish": self.finish,
             "transfer": self.transfer,
+            "others": [self.others[index] for index in sorted(self.others)],
         }
 
 
@@ -81,22 +88,22 @@ class VllmEngine:
     def __init__(self, options: dict[str, Any]) -> None:
         from vllm import LLM
 
-        self._llm = LLM(
-            options["model_path"],
-            dtype=options["dtype"],
-            enforce_eager=True,
-            block_size=options["block_tokens"],
-            max_model_len=options["max_model_tokens"],
-            max_num_batched_tokens=options["max_batch_tokens"],
-            max_num_seqs=options["max_requests"],
-            num_gpu_blocks_override=options["num_blocks"],
-            enable_prefix_caching=options["prefix_caching"],
-            tensor_parallel_size=options["num_workers"],
-            kv_transfer_config=options["connector"],
-            seed=options["seed"],
-            disable_log_stats=False,
-            max_logprobs=2,
-        )
+        arguments = {
+            "dtype": options["dtype"],
+            "enforce_eager": True,
+            "block_size": options["block_tokens"],
+            "max_model_len": options["max_model_tokens"],
+            "max_num_batched_tokens": options["max_batch_tokens"],
+            "max_num_seqs": options["max_requests"],
+            "num_gpu_blocks_override": options["num_blocks"],
+            "enable_prefix_caching": options["prefix_caching"],
+            "tensor_parallel_size": options["num_workers"],
+            "kv_transfer_config": options["connector"],
+            "seed": options["seed"],
+            "disable_log_stats": False,
+            "max_logprobs": 2,
+        }
+        self._llm = LLM(options["model_path"], **arguments | options["more"])
         self._engine = self._llm.llm_engine
         self._in_one_process = options["in_one_process"]
         self._num_requests = 0
@@ -104,7 +111,7 @@ class VllmEngine:
     def generate(self, requests: list[dict[str, Any]], trace: bool = False) -> Answer:
         """Run requests together. Each: tokens, num_new; optional salt, transfer, hints (JSON of kv_hints, for
         engines that have it), abort_after (tokens), arrive_at (tokens that all requests together must have
-        produced before it is added), logprobs."""
+        produced before it is added), logprobs, and what extras.py knows."""
         running: dict[str, _Running] = {}
         asked: list[_Running] = []
         waiting = list(requests)
@@ -131,22 +138,26 @@ class VllmEngine:
         name = f"r{self._num_requests}"
         self._num_requests += 1
         extra = {"kv_transfer_params": ask["transfer"]} if ask.get("transfer") else None
-        sampling = SamplingParams(
-            temperature=0.0,
-            max_tokens=ask["num_new"],
-            ignore_eos=True,
-            detokenize=False,
-            logprobs=2 if ask.get("logprobs", True) else None,
-            output_kind=RequestOutputKind.CUMULATIVE,
-            extra_args=extra,
-        )
-        prompt: dict[str, Any] = {"prompt_token_ids": ask["tokens"]}
+        sampling: dict[str, Any] = {
+            "temperature": 0.0,
+            "max_tokens": ask["num_new"],
+            "ignore_eos": True,
+            "detokenize": False,
+            "logprobs": 2 if ask.get("logprobs", True) else None,
+            "output_kind": RequestOutputKind.CUMULATIVE,
+            "extra_args": extra,
+        }
+        prompt = extras.prompt_of(ask)
         if ask.get("salt"):
             prompt["cache_salt"] = ask["salt"]
         one = running[name] = _Running(ask, time.monotonic())
-        hints = {"kv_hints": _envelope(ask["hints"])} if ask.get("hints") else {}
-        self._engine.add_request(name, prompt, sampling, **hints)
+        named = extras.arguments_of(ask)
+        self._engine.add_request(name, prompt, SamplingParams(**sampling | extras.sampling_of(ask)), **named)
         return one
+
+    def invoke(self, name: str, **arguments: Any) -> Answer:
+        """Call a method of vLLM's `LLM`, e.g. `sleep`."""
+        return {"returned": repr(getattr(self._llm, name)(**arguments))}
 
     def _step(self, running: dict[str, _Running]) -> int:
         outputs = self._engine.step()
@@ -185,12 +196,6 @@ class VllmEngine:
                 suffix = "{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}" if labels else ""
                 values[metric.name + suffix] = metric.value
         return {"values": values}
-
-
-def _envelope(hints: Answer) -> Any:
-    from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
-
-    return KvHintsEnvelope(**{**hints, "actions": [KvHintAction(**one) for one in hints["actions"]]})
 
 
 def _serve(engine: VllmEngine, channel: TextIO) -> None:

@@ -29,6 +29,13 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 2,
 }
 _LLAMA = {**_COMMON, "rope_theta": 500_000.0}
+_SMALL: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     # 4 layers, 2 KiB of KV per token in bfloat16: an answer in milliseconds
     "tiny": (
@@ -70,6 +77,78 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 64,
             "sliding_window": 128,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    # Mamba-2 layers and full attention
+    "mamba": (
+        "GraniteMoeHybridConfig",
+        {
+            **_COMMON,
+            **_SMALL,
+            "num_hidden_layers": 4,
+            "layer_types": ["mamba", "attention"] * 2,
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.125,
+            "shared_intermediate_size": 704,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 64,
+            "mamba_d_state": 16,
+            "mamba_chunk_size": 32,
+        },
+    ),
+    # gated delta rule and full attention
+    "gdn": (
+        "Qwen3NextConfig",
+        {
+            **_COMMON,
+            **_SMALL,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 256,
+            "mlp_only_layers": [0, 1, 2],
+        },
+    ),
+    # latent attention: one head of KV for all
+    "mla": (
+        "DeepseekV2Config",
+        {
+            **_COMMON,
+            "hidden_size": 256,
+            "intermediate_size": 704,
+            "moe_intermediate_size": 704,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 4,
+            "n_routed_experts": 2,
+            "num_experts_per_tok": 1,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 64,
+            "v_head_dim": 64,
+        },
+    ),
+    # sliding windows with attention sinks, and full attention
+    "sinks": (
+        "GptOssConfig",
+        {
+            **_COMMON,
+            **_SMALL,
+            "num_hidden_layers": 4,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
         },
     ),
 }

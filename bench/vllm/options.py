@@ -26,6 +26,9 @@ class EngineOptions:
     in_one_process: bool = False  # starts in half the time; as it is deployed, an engine has three
     seed: int = 0
     connector: Connector | None = None
+    more: dict[str, Any] = field(
+        default_factory=dict
+    )  # further arguments of vLLM's `LLM`, or in place of these
     environment: dict[str, str] = field(default_factory=dict)
 
 

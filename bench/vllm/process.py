@@ -43,6 +43,7 @@ class Output:
     last_at_s: float
     finish: str  # length | stop | aborted | error
     transfer: Any
+    others: tuple[tuple[int, ...], ...] = ()  # tokens of further answers to the same prompt
 
     @property
     def ttft_s(self) -> float:

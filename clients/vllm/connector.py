@@ -41,6 +41,7 @@ from .engine import (
     BlockTables,
     LoadingBlocks,
     TransferResults,
+    states_of,
     why_not_grouped,
     why_not_named,
 )
@@ -54,7 +55,7 @@ from .scheduler.events import block_kind, blocks_of, events_of
 from .scheduler.saving import Saver, StoredBlocks
 from .scheduler.side import MISS, SchedulerSide
 from .versions import is_tested
-from .worker.pages import LayerView, PagedGroup
+from .worker.pages import LayerView, PagedGroup, device_of
 from .worker.side import WorkerSide, client_of
 from .worker.transfers import transfers_of
 
@@ -184,13 +185,13 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         paged = []
         for group in config.kv_cache_groups:
             layers = [kv_caches[name] for name in group.layer_names if name in kv_caches]
-            views = dict.fromkeys(map(LayerView.of, layers))  # shared layers once
+            views = dict.fromkeys(map(LayerView.of_layer, layers))  # shared layers once
             paged.append(PagedGroup(list(views), config.num_blocks))
         self._identities = describe_groups(self._vllm_config, config, paged, self.options)
-        device = next(iter(kv_caches.values())).device
+        device = device_of(kv_caches)
         pages = None
         if device.type == "cuda":
-            if why := why_not_shared(self._vllm_config):
+            if why := why_not_shared(self._vllm_config, self._groups):
                 self._go_dark(why)
                 return
             pages = cuda_pages(paged, device)
@@ -293,7 +294,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             # Block tables are looked up late: the loads are in the plan before anything can fail.
             tables = partial(self._tables.table, scheduler_output)
-            self._scheduler.plan(plan, scheduler_output.num_scheduled_tokens, tables)
+            states = states_of(scheduler_output)
+            self._scheduler.plan(plan, scheduler_output.num_scheduled_tokens, tables, states)
             self._tables.take_in(scheduler_output)
         except Exception:
             self._tables.forget()

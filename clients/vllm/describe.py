@@ -30,17 +30,14 @@ def describe_groups(
     identities = []
     for index, (group, pages) in enumerate(zip(kv_cache_config.kv_cache_groups, paged, strict=True)):
         spec = specs_in(group.kv_cache_spec)[0]
-        dtype = str(spec.dtype).removeprefix("torch.")
+        heads, content = states_in(spec) if hasattr(spec, "mamba_type") else heads_in(spec)
         layout = {
             "runtime": "vllm",
             "kind": type(spec).__name__,
-            "window": getattr(spec, "sliding_window", None),
-            "heads": [spec.num_kv_heads, spec.head_size, spec.head_size_v],
-            "dtype": dtype,
             "cache_dtype": vllm_config.cache_config.cache_dtype,
-            "quantization": getattr(spec.kv_quant_mode, "name", ""),
             "order": pages.order,
             "hash": vllm_config.cache_config.prefix_caching_hash_algo,
+            **content,
             **backend_of(vllm_config, group.layer_names[0], spec),
         }
         identities.append(
@@ -49,7 +46,7 @@ def describe_groups(
                 pages.num_layers,
                 pages.layer_bytes,
                 group.kv_cache_spec.block_size,
-                (spec.num_kv_heads, spec.head_size, dtype),
+                heads,
                 json.dumps(layout, sort_keys=True),
                 f"{shard},group={index}/{len(paged)}",
                 options.domain,
@@ -58,6 +55,29 @@ def describe_groups(
             )
         )
     return identities
+
+
+def heads_in(spec: Any) -> tuple[tuple[int, int, str], dict[str, Any]]:
+    """Return (KV heads, head dim, dtype) of an attention layer, and what else is in its blocks."""
+    dtype = str(spec.dtype).removeprefix("torch.")
+    content = {
+        "window": getattr(spec, "sliding_window", None),
+        "heads": [spec.num_kv_heads, spec.head_size, spec.head_size_v],
+        "dtype": dtype,
+        "quantization": getattr(spec.kv_quant_mode, "name", ""),
+    }
+    return (spec.num_kv_heads, spec.head_size, dtype), content
+
+
+def states_in(spec: Any) -> tuple[tuple[int, int, str], dict[str, Any]]:
+    """Return the same of a recurrent layer. Its states are opaque."""
+    content = {
+        "state": str(getattr(spec.mamba_type, "name", spec.mamba_type)),
+        "shapes": [list(shape) for shape in spec.shapes],
+        "dtypes": [str(dtype) for dtype in spec.dtypes],
+        "mode": spec.mamba_cache_mode,
+    }
+    return (1, 1, "opaque"), content
 
 
 def model_of(vllm_config: Any, options: Options) -> bytes:
@@ -81,7 +101,7 @@ def backend_of(vllm_config: Any, layer_name: str, spec: Any) -> dict[str, str]:
     """Return the attention backend of a layer, and on CPU the instruction set its kernel is made for."""
     layer = vllm_config.compilation_config.static_forward_context[layer_name]
     found = {"backend": layer.get_attn_backend().get_name(), "platform": current_platform.device_type}
-    if current_platform.device_type == "cpu":
+    if current_platform.device_type == "cpu" and hasattr(spec, "head_size"):
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
         cache_dtype = vllm_config.cache_config.cache_dtype

@@ -5,13 +5,14 @@ as it is. What stands in for an older version goes when versions.TESTED no longe
 
     before 0.32    engines ask for no sources of hits                      SOURCES
     before 0.31    listeners get the keys of events as they are hashed     event_extra_keys
+    before 0.31    engines hand over no states at block boundaries       states_of, why_not_grouped
     before 0.30    engines are told of lost blocks, not of failed loads    TransferResults, LoadingBlocks
                    a step has block tables of some requests or of none     BlockTables
     before 0.29    names of blocks differ between processes                why_not_named
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,9 @@ event_extra_keys: Callable[[list[Any]], list[Any]] = getattr(kv_cache_utils, "to
 
 NAMES_ARE_STABLE = hasattr(kv_cache_utils, "resolve_none_hash_seed")
 STEPS_HAVE_TABLES = hasattr(getattr(scheduler_output, "KVConnectorBlockState", None), "get_block_ids")
+OFFERS_STATES = "boundary_state_offloads" in getattr(
+    getattr(scheduler_output, "KVConnectorBlockState", None), "__annotations__", {}
+)
 TAKES_FAILED_LOADS = hasattr(base, "KVConnectorTransferResults")
 
 
@@ -62,9 +66,19 @@ def why_not_named() -> str:
 def why_not_grouped(kv_cache_config: Any) -> str:
     """Return why an engine with these KV cache groups does not survive a failed load; empty when it does."""
     num_groups = len(kv_cache_config.kv_cache_groups)
+    has_states = any(
+        type(one.kv_cache_spec).__name__ == "MambaSpec" for one in kv_cache_config.kv_cache_groups
+    )
+    if has_states and not OFFERS_STATES:
+        return "this vLLM hands over no recurrent states at block boundaries; 0.31 and later do"
     if TAKES_FAILED_LOADS or num_groups == 1:
         return ""
     return f"before 0.30, vLLM ends when a load fails in a model with {num_groups} KV cache groups"
+
+
+def states_of(output: Any) -> Mapping[str, Sequence[tuple[int, int, int]]]:
+    """Return the recurrent states that a step's forward pass leaves at block boundaries, by request."""
+    return output.kv_connector_block_state.boundary_state_offloads if OFFERS_STATES else {}
 
 
 class LoadingBlocks:

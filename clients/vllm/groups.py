@@ -4,8 +4,11 @@ A group is a set of layers with one block table. Each becomes a namespace of its
 the shard), because its blocks may hold another number of tokens and leave the engine at other times. One
 namespace for all groups was rejected: a sliding window's blocks are needed at the end of a prefix only.
 
-Served are full attention and sliding windows. Everything else (recurrent state, chunked local attention,
-circular buffers, contexts cut over ranks) makes the whole model a miss, with the reason logged.
+Served are full attention, sliding windows, and recurrent state (Mamba, linear attention) where the engine
+keeps states at block boundaries ("align"). A state is not a piece of a chain: it stands for its whole prefix,
+is found under the name of that prefix alone, and continues exactly there. Everything else (states without
+boundaries or with drafts, chunked local attention, circular buffers, contexts cut over ranks) makes the whole
+model a miss, with the reason logged.
 """
 
 from collections.abc import Sequence
@@ -18,16 +21,24 @@ NULL_BLOCK = 0  # the engine's block id for "not there": outside the window
 STABLE_HASHES = ("sha256", "sha256_cbor")  # 32 bytes, the same in every process
 _FULL = ("FullAttentionSpec", "MLAAttentionSpec")
 _WINDOWED = ("SlidingWindowSpec",)
+_RECURRENT = ("MambaSpec",)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One KV cache group. `window_tokens` is 0 for full attention."""
+    """One KV cache group: `window_tokens` is 0 for full attention.
+
+    A block of a group that `is_recurrent` is the state behind its last token."""
 
     index: int
     block_tokens: int
     hashes_per_block: int  # of the request's own block hashes
     window_tokens: int = 0
+    is_recurrent: bool = False
+
+    def name_of(self, hashes: Sequence[bytes], num_tokens: int) -> bytes:
+        """Return the name of the block that ends at `num_tokens`, a multiple of the block."""
+        return hashes[num_tokens // self.block_tokens * self.hashes_per_block - 1]
 
     def chain(self, hashes: Sequence[bytes]) -> list[bytes]:
         """Return the names of the group's blocks: the hash at each block's end names its whole past."""
@@ -62,7 +73,9 @@ def groups_of(kv_cache_config: Any, hash_block_tokens: int) -> list[Group]:
         for one in specs_in(spec):
             if type(one).__name__ in _WINDOWED:
                 window = max(window, one.sliding_window + getattr(one, "extra_retained_tokens", 0))
-        groups.append(Group(index, spec.block_size, spec.block_size // hash_block_tokens, window))
+        is_recurrent = type(specs_in(spec)[0]).__name__ in _RECURRENT
+        per_block = spec.block_size // hash_block_tokens
+        groups.append(Group(index, spec.block_size, per_block, window, is_recurrent))
     return groups
 
 
@@ -71,11 +84,13 @@ def specs_in(spec: Any) -> list[Any]:
     return list(spec.kv_cache_specs.values()) if hasattr(spec, "kv_cache_specs") else [spec]
 
 
-def why_not_shared(vllm_config: Any) -> str:
+def why_not_shared(vllm_config: Any, groups: Sequence[Group] = ()) -> str:
     """Return why the daemon cannot be given this engine's GPU memory; empty when it may be.
 
     vLLM's sleep mode unmaps the KV cache and maps it anew under another process's feet, and such memory has
     no IPC handle."""
+    if any(group.is_recurrent for group in groups):
+        return "recurrent state is served in host memory only so far"
     model = vllm_config.model_config
     for option in ("enable_sleep_mode", "enable_cumem_allocator"):
         if getattr(model, option, False):
@@ -104,8 +119,23 @@ def why_not(vllm_config: Any, kv_cache_config: Any, hash_block_tokens: int) -> s
         if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
             return f"KV cache group {index} is not for external transfer"
         kinds = sorted({type(spec).__name__ for spec in specs_in(group.kv_cache_spec)})
-        if len(kinds) > 1 or kinds[0] not in (*_FULL, *_WINDOWED):
+        if len(kinds) > 1 or kinds[0] not in (*_FULL, *_WINDOWED, *_RECURRENT):
             return f"KV cache group {index} is of kind {' and '.join(kinds)}"
+        if kinds[0] in _RECURRENT and (why := _why_not_states(specs_in(group.kv_cache_spec)[0])):
+            return why
         if group.kv_cache_spec.block_size % hash_block_tokens:
             return f"KV cache group {index} has blocks that end between two hashes"
+    return ""
+
+
+def _why_not_states(spec: Any) -> str:
+    """Return why the states of a recurrent group cannot be kept; empty when they can."""
+    mode = getattr(spec, "mamba_cache_mode", "none")
+    if mode != "align":
+        return (
+            f"MambaSpec in mamba_cache_mode {mode!r} has no states at block boundaries; start the engine "
+            "with prefix caching, which sets that mode to align"
+        )
+    if spec.num_speculative_blocks:
+        return "recurrent state of drafted tokens is not kept; run this model without speculative decoding"
     return ""

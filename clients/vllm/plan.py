@@ -29,7 +29,16 @@ class Part:
 def part_of(
     group: Group, hashes: Sequence[bytes], table: Sequence[int], first_token: int, end_token: int
 ) -> Part | None:
-    """Return which blocks of a group to load: the last run of real ones (a window has no others)."""
+    """Return which blocks of a group to load: the last run of real ones (a window has no others).
+
+    Of recurrent state it is the last one.
+
+    Raises ValueError when the state has no place: without it the rest of the load would be wrong."""
+    if group.is_recurrent:
+        block_id = table[end_token // group.block_tokens - 1]
+        if end_token % group.block_tokens or block_id == NULL_BLOCK:
+            raise ValueError(f"no place for the state at token {end_token} of KV cache group {group.index}")
+        return Part(group.index, group.name_of(hashes, end_token), 0, [block_id])
     first, end = group.num_blocks(first_token), group.num_blocks(end_token)
     block_ids = list(table[first:end])
     if NULL_BLOCK in block_ids:

@@ -2,6 +2,7 @@
 
     one group     pin the chain; what is pinned and comes up is the hit
     several       look up first: which blocks of a window are needed depends on how far the others reach
+    recurrent     the last state that is stored no further than that: all groups are found there or nowhere
 
 What an object store would bring sooner than computing counts as found: an acquire fetches it, and it comes up
 like what is on nvme. A chain longer than one call names is fetched as far as its first call goes.
@@ -23,6 +24,8 @@ from ..groups import Group, alignment_of
 from .lookups import LookupRequest
 
 MAX_BLOCKS = 4096  # in one call, as the daemon allows by default
+MAX_STATES = 512  # places that are asked for a recurrent state, the last ones first
+STATES_AT_ONCE = 16
 
 
 @dataclass(slots=True)
@@ -96,6 +99,8 @@ class Finder:
         self._search_wait_s = search_wait_s
         self._groups = list(groups)
         self._alignment = alignment_of(groups)
+        self._recurrent = [group for group in groups if group.is_recurrent]
+        self._needs_all = any(group.window_tokens or group.is_recurrent for group in groups)
         self._ttl_s = ttl_s
 
     async def pin(
@@ -106,9 +111,11 @@ class Finder:
         Fills `found` step by step, so that no lease is lost when this fails or is cancelled. Raises
         KvtierError."""
         chains = [group.chain(question.hashes) for group in self._groups]
-        if len(self._groups) > 1:
+        if len(self._groups) > 1 or self._recurrent:
             found.stored = await self._look_up(namespaces, chains)
-            num_tokens = self._common(found.stored)
+            num_tokens = min(self._common_of_chains(found.stored, question), question.max_tokens)
+            if self._recurrent:
+                num_tokens = await self._last_state(namespaces, question, num_tokens)
             if num_tokens <= question.first_token:
                 return
             chains = [
@@ -117,14 +124,18 @@ class Finder:
             ]
         num_named = self._common([len(chain) for chain in chains])
         firsts = [
-            max(group.num_blocks(question.first_token), group.first_needed(num_named))
-            for group in self._groups
+            len(chain) - 1
+            if group.is_recurrent
+            else max(group.num_blocks(question.first_token), group.first_needed(num_named))
+            for group, chain in zip(self._groups, chains, strict=True)
         ]
         found.chains = [[PinnedChain() for _ in self._groups] for _ in namespaces]
         await _all(
-            self._pin_chain(namespaces[r][g], chains[g], firsts[g], question, found.chains[r][g])
-            for r in range(len(namespaces))
-            for g in range(len(self._groups))
+            (self._pin_state if group.is_recurrent else self._pin_chain)(
+                rank[g], chains[g], firsts[g], question, pinned[g]
+            )
+            for rank, pinned in zip(namespaces, found.chains, strict=True)
+            for g, group in enumerate(self._groups)
         )
         self._conclude(found, question, num_named)
 
@@ -146,18 +157,22 @@ class Finder:
     def _conclude(self, found: FoundPrefix, question: LookupRequest, num_named: int) -> None:
         """Work out the hit from what the leases say now."""
         ends = self._ends(found)
-        if len(self._groups) == 1:
+        if len(self._groups) == 1 and not self._recurrent:
             found.stored = (min(rank[0].num_stored for rank in found.chains),)
         num_tokens = min(self._common(ends), num_named)
-        windowed = any(group.window_tokens for group in self._groups)
-        if windowed and num_tokens < num_named:  # the window before a shorter end was not pinned
+        if self._needs_all and num_tokens < num_named:  # window or state before a shorter end were not pinned
             num_tokens = 0
         found.num_tokens = num_tokens if num_tokens > question.first_token else 0
 
     async def _look_up(self, namespaces: list[list[Namespace]], chains: list[list[bytes]]) -> tuple[int, ...]:
-        """Return how many blocks of each chain all ranks have, or can have from the object store."""
+        """Return how many blocks of each chain all ranks have, or can have from the object store; of states,
+        which are no chain, 0."""
         found = await asyncio.gather(
-            *(self._look_up_chain(rank[g], chains[g]) for rank in namespaces for g in range(len(chains)))
+            *(
+                self._look_up_chain(rank[group.index], [] if group.is_recurrent else chains[group.index])
+                for rank in namespaces
+                for group in self._groups
+            )
         )
         return tuple(min(found[g :: len(chains)]) for g in range(len(chains)))
 
@@ -172,6 +187,46 @@ class Finder:
             if num_found < len(piece):
                 return first + num_found
         return len(chain)
+
+    async def _last_state(
+        self, namespaces: list[list[Namespace]], question: LookupRequest, num_tokens: int
+    ) -> int:
+        """Return the end of the longest prefix of which all ranks have the state; 0: none.
+
+        At most `num_tokens`."""
+        last = num_tokens // self._alignment * self._alignment
+        ends = range(last, question.first_token, -self._alignment)[:MAX_STATES]
+        for start in range(0, len(ends), STATES_AT_ONCE):
+            asked = ends[start : start + STATES_AT_ONCE]
+            are_stored = await asyncio.gather(*(self._has_state(namespaces, question, end) for end in asked))
+            for end, is_stored in zip(asked, are_stored, strict=True):
+                if is_stored:
+                    return end
+        return 0
+
+    async def _has_state(
+        self, namespaces: list[list[Namespace]], question: LookupRequest, num_tokens: int
+    ) -> bool:
+        found = await asyncio.gather(
+            *(
+                self._client.lookup(rank[group.index], [group.name_of(question.hashes, num_tokens)])
+                for rank in namespaces
+                for group in self._recurrent
+            )
+        )
+        return all(one.num_blocks for one in found)
+
+    async def _pin_state(
+        self,
+        namespace: Namespace,
+        chain: list[bytes],
+        first_block: int,
+        question: LookupRequest,
+        pinned: PinnedChain,
+    ) -> None:
+        state = PinnedChain()
+        await self._pin_chain(namespace, chain[-1:], 0, question, state)
+        pinned.parts += [(first_block, 1, lease) for _, _, lease in state.parts]
 
     async def _pin_chain(
         self,
@@ -197,6 +252,16 @@ class Finder:
             pinned.parts.append((first, len(piece), lease))
             if lease.num_blocks < len(piece):
                 return
+
+    def _common_of_chains(self, num_blocks: Sequence[int], question: LookupRequest) -> int:
+        """Return the tokens that so many blocks of each group that is a chain have in common."""
+        whole = [len(group.chain(question.hashes)) for group in self._groups]
+        return self._common(
+            [
+                end if group.is_recurrent else number
+                for group, number, end in zip(self._groups, num_blocks, whole, strict=True)
+            ]
+        )
 
     def _common(self, num_blocks: Sequence[int]) -> int:
         """Return the tokens that so many blocks of each group have in common."""

@@ -24,6 +24,7 @@ class LookupRequest:
     deadline_s: float = 0.0  # what has not come up by then counts as not stored
     adapter_id: int = 0  # the engine's, of what it loaded from `adapter_path`
     retention: tuple[Retention, ...] = ()
+    max_tokens: int = 1 << 62  # of a hit
 
 
 @dataclass(frozen=True, slots=True)

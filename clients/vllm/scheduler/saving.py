@@ -16,6 +16,8 @@ from ..plan import Ack, Acks, Again, Save
 from .sessions import Turn
 
 MAX_KNOWN = 1 << 16  # block names remembered as stored
+MIN_PREFILL_TOKENS = 256  # of one request in a step that is timed to learn how fast prompts are computed,
+MIN_PREFILL_FRACTION = 0.9  # and of all that the step computes: a few others may decode meanwhile
 MAX_RETRIES = 3  # of a request, when blocks are refused
 NEVER = 1 << 62  # as the next block: nothing more of this group can be saved
 
@@ -111,6 +113,8 @@ class Saver:
         `tables` are its block tables, one per group. Advances `saving`; holds the blocks."""
         saves = []
         for group, table in zip(self._groups, tables, strict=True):
+            if group.is_recurrent:
+                continue  # save_state
             end = min(group.num_blocks(num_tokens), len(hashes) // group.hashes_per_block, len(table))
             first = saving.next_block[group.index]
             if end <= first:
@@ -142,13 +146,31 @@ class Saver:
                 )
                 if len(job.names) < num_named:
                     break
-        saving.due_tokens = min((saving.next_block[g.index] + 1) * g.block_tokens for g in self._groups)
+        saving.due_tokens = min(
+            ((saving.next_block[g.index] + 1) * g.block_tokens for g in self._groups if not g.is_recurrent),
+            default=NEVER,
+        )
         return saves
+
+    def save_state(
+        self, saving: Saving, name: bytes, group: int, block_id: int, turn: Turn, adapter: bytes
+    ) -> list[Save]:
+        """Return the save of a recurrent state under the name of its prefix; holds the block.
+
+        It is the start of a chain of its own: states before it need not be stored."""
+        if (group, name) in self._known or block_id == NULL_BLOCK:
+            return []
+        job = _SaveJob(saving, group, 0, b"", [name], [block_id], self._num_ranks, None, adapter)
+        if not self._start(job):
+            return []
+        return [Save(self._last_job, group, turn.session, b"", name, [block_id], adapter, turn.retention)]
 
     def num_left(self, saving: Saving, num_tokens: int) -> int:
         """Return how many of the first blocks have not been planned, for want of room."""
         return sum(
-            max(0, group.num_blocks(num_tokens) - saving.next_block[group.index]) for group in self._groups
+            max(0, group.num_blocks(num_tokens) - saving.next_block[group.index])
+            for group in self._groups
+            if not group.is_recurrent
         )
 
     def settle(self, acks: Acks) -> list[StoredBlocks]:
@@ -176,7 +198,8 @@ class Saver:
                     )
         if self.on_stored is not None:
             for blocks in stored:
-                self.on_stored(blocks)
+                if not self._groups[blocks.group].is_recurrent:  # listeners know chains only
+                    self.on_stored(blocks)
         return stored
 
     def drop(self, saves: Sequence[Save]) -> None:
@@ -188,6 +211,8 @@ class Saver:
     ) -> None:
         """Correct what is remembered by what a lookup found: blocks behind its end have been evicted."""
         for group, num_stored in zip(self._groups, stored, strict=True):
+            if group.is_recurrent:
+                continue
             scale = group.hashes_per_block
             if self.on_stored is not None and num_stored:
                 names = group.chain(hashes)[:num_stored]
@@ -265,3 +290,13 @@ class Saver:
         saving.due_tokens = 0
         first = job.first_block + num_stored if again is Again.REST else 0
         saving.next_block[job.group] = min(saving.next_block[job.group], first)
+
+
+def share_out(saves: Sequence[Save], groups: Sequence[Group], num_own: int, num_all: int) -> None:
+    """Set which share of a step's time each save's blocks took.
+
+    Only where the step is prefill of their request, and of hardly anything else: it computes `num_own` of
+    `num_all` tokens for that request."""
+    if num_own >= max(MIN_PREFILL_TOKENS, MIN_PREFILL_FRACTION * num_all):
+        for save in saves:
+            save.prefill_share = len(save.block_ids) * groups[save.group].block_tokens / num_all

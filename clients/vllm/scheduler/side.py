@@ -12,8 +12,7 @@ Pure: no thread, no socket, no vLLM. A request of the engine is read, never chan
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ....v1.types import Tier, Urgency
@@ -22,38 +21,16 @@ from ..groups import Group
 from ..options import Options
 from ..plan import Acks, Load, Save, StepPlan, part_of
 from .lookups import LookupAgent, LookupAnswer, LookupRequest, PendingLookup, SessionUpdate
-from .saving import NEVER, Saver, Saving, StoredBlocks
+from .saving import NEVER, Saver, Saving, StoredBlocks, share_out
 from .sessions import Turn, turn_of
+from .tracked import Tracked
 
-MIN_PREFILL_TOKENS = 256  # of one request in a step that is timed to learn how fast prompts are computed,
-MIN_PREFILL_FRACTION = 0.9  # and of all that the step computes: a few others may decode meanwhile
 ASK_AGAIN_AFTER = 2  # answer timeouts; a request loses one of them while its turn has come
 GRACE_S = 1.0  # beyond the time that promotions may take
 MAX_QUESTIONS = 3  # per attempt to schedule a request: its lease got lost, or its local blocks did
+NO_STATES: Mapping[str, Sequence[tuple[int, int, int]]] = {}
 MISS = (0, False)
 PENDING = (None, False)
-
-
-@dataclass(slots=True)
-class Tracked:
-    """One request from its arrival to its end."""
-
-    request: Any
-    turn: Turn
-    saving: Saving
-    asked: PendingLookup | None = None
-    num_questions: int = 0
-    polled_at: float | None = None  # when the scheduler first wanted the answer
-    given_up: bool = False  # nothing more is loaded for it
-    is_loading: bool = False
-    promised: LookupAnswer | None = None
-    may_be_early: bool = True  # promised before all of it has come up
-    is_arriving: bool = False  # such a load is under way
-    learned_from: LookupAnswer | None = None
-    promised_from: int = 0  # tokens that the engine had when it was told
-    adapter: bytes = b""
-    urgency: Urgency = Urgency.QUEUED
-    num_preemptions: int = 0
 
 
 class SchedulerSide:
@@ -73,6 +50,7 @@ class SchedulerSide:
     ) -> None:
         self._options = options
         self._groups = list(groups)
+        self._has_states = any(group.is_recurrent for group in groups)
         self._agent = agent
         self._saver = saver
         self._counters = counters
@@ -174,11 +152,18 @@ class SchedulerSide:
 
     # -------------------------------------------------------------------------------- every step
 
-    def plan(self, plan: StepPlan, scheduled: dict[str, int], tables: Callable[[str], Any]) -> None:
+    def plan(
+        self,
+        plan: StepPlan,
+        scheduled: dict[str, int],
+        tables: Callable[[str], Any],
+        states: Mapping[str, Sequence[tuple[int, int, int]]] = NO_STATES,
+    ) -> None:
         """Fill in the step's plan.
 
         `scheduled` has the number of tokens per request that runs in this step, `tables` returns a request's
-        block tables, one per group.
+        block tables, one per group. `states` are recurrent states that stand still after this step, by
+        request: (group, block, number of tokens).
 
         Fills instead of returning: should this fail half-way, the loads are in the plan all the same, and
         the engine does not wait for one that was never begun.
@@ -196,8 +181,13 @@ class SchedulerSide:
                 self._hurry(tracked, num_tokens)
             if num_tokens >= tracked.saving.due_tokens:
                 saves = self._save(tracked, num_tokens, tables)
-                self._share_out(saves, tracked, num_tokens, scheduled)
+                if num_tokens <= tracked.request.num_prompt_tokens:
+                    share_out(saves, self._groups, num_new_tokens, sum(scheduled.values()))
                 plan.saves += saves
+        for request_id, offered in states.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is not None:
+                plan.saves += self._save_states(tracked, offered)
 
     def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
         """Every rank has ended these loads; those in `failed` not well."""
@@ -309,8 +299,10 @@ class SchedulerSide:
         hashes = tuple(request.block_hashes)
         limit_s = min(self._options.promote_timeout_s, tracked.turn.deadline_s or float("inf"))
         turn = tracked.turn
+        # The last token is computed in any case, and onto a state only once.
+        limit = request.num_tokens - 1 if self._has_states else request.num_tokens
         question = LookupRequest(
-            turn.session, hashes, first_token, adapter, self.salt, limit_s, adapter_id, turn.retention
+            turn.session, hashes, first_token, adapter, self.salt, limit_s, adapter_id, turn.retention, limit
         )
         tracked.asked = self._agent.ask(question)
         self._num_leased += 1
@@ -395,19 +387,6 @@ class SchedulerSide:
             low, high = (middle, high) if self._saver.is_local(chain[middle - 1]) else (low, middle - 1)
         return low * group.block_tokens
 
-    def _share_out(
-        self, saves: list[Save], tracked: Tracked, num_tokens: int, scheduled: dict[str, int]
-    ) -> None:
-        """Say which share of this step's time each save's blocks took, where the step is prefill of their
-        request, and of hardly anything else."""
-        if not saves or num_tokens > tracked.request.num_prompt_tokens:
-            return
-        num_own, num_all = scheduled[tracked.request.request_id], sum(scheduled.values())
-        if num_own >= max(MIN_PREFILL_TOKENS, MIN_PREFILL_FRACTION * num_all):
-            for save in saves:
-                num_saved = len(save.block_ids) * self._groups[save.group].block_tokens
-                save.prefill_share = num_saved / num_all
-
     def _save(self, tracked: Tracked, num_tokens: int, tables: Callable[[str], Any]) -> list[Save]:
         """Plan what the first `num_tokens` tokens of a request have filled and that are not saved yet."""
         request = tracked.request
@@ -422,6 +401,27 @@ class SchedulerSide:
         return self._saver.plan(
             tracked.saving, request.block_hashes, num_tokens, table, tracked.turn, tracked.adapter, request
         )
+
+    def _save_states(self, tracked: Tracked, offered: Sequence[tuple[int, int, int]]) -> list[Save]:
+        request, saves = tracked.request, []
+        if request.lora_request and not tracked.adapter:
+            return []
+        for index, block_id, num_tokens in offered:
+            group = self._groups[index]
+            is_boundary = group.is_recurrent and num_tokens > 0 and num_tokens % group.block_tokens == 0
+            is_named = num_tokens // group.block_tokens * group.hashes_per_block <= len(request.block_hashes)
+            is_old = tracked.saving.next_block[index] == NEVER
+            if (
+                is_boundary
+                and is_named
+                and not is_old
+                and num_tokens <= self._num_saveable(tracked, num_tokens)
+            ):
+                name = group.name_of(request.block_hashes, num_tokens)
+                saves += self._saver.save_state(
+                    tracked.saving, name, index, block_id, tracked.turn, tracked.adapter
+                )
+        return saves
 
     def _num_saveable(self, tracked: Tracked, num_tokens: int) -> int:
         """Return how many of the first `num_tokens` tokens may be saved. Those that are not verified yet have

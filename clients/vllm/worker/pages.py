@@ -9,7 +9,7 @@ An attention backend may want smaller blocks than the engine manages. The view t
 for each block of the engine, in a row (`group_kernel_blocks` in vllm/v1/kv_cache_interface.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -36,6 +36,27 @@ class LayerView(NamedTuple):
         size = tensor.element_size()
         strides = tuple(stride * size for stride in tensor.stride())
         return cls(tensor.data_ptr(), tuple(tensor.shape), strides, size)
+
+    @classmethod
+    def of_layer(cls, cache: Any) -> "LayerView":
+        """Read a layer's cache: a tensor, or those of a recurrent state, side by side in a page."""
+        return cls.of(cache) if hasattr(cache, "data_ptr") else cls.of_states(list(cache))
+
+    @classmethod
+    def of_states(cls, states: Sequence[Any]) -> "LayerView":
+        """Read the parts of a recurrent state as one run of bytes a block. Raises PreconditionFailed."""
+        first, end = states[0], states[0].data_ptr()
+        page_bytes = first.stride(0) * first.element_size()
+        for state in states:
+            is_dense = state[0].is_contiguous() and state.stride(0) * state.element_size() == page_bytes
+            if state.data_ptr() != end or not is_dense or len(state) != len(first):
+                raise PreconditionFailed(
+                    "the parts of a recurrent state do not lie side by side in its page",
+                    reason="LAYOUT_MISMATCH",
+                )
+            end += state[0].numel() * state.element_size()
+        content_bytes = end - first.data_ptr()
+        return cls(first.data_ptr(), (len(first), content_bytes), (page_bytes, 1), 1)
 
     def grouped(self, num_blocks: int) -> "LayerView":
         """Return the view with the engine's blocks in front, kernel blocks behind them.
@@ -144,3 +165,9 @@ class PagedGroup:
         if len(ids) and not 0 <= ids.min() <= ids.max() < self.num_blocks:
             raise ValueError(f"block ids {ids.min()} to {ids.max()}, the engine has {self.num_blocks}")
         return Pieces(self._starts + ids[:, None] * self._strides, self.piece_bytes, owner)
+
+
+def device_of(kv_caches: Mapping[str, Any]) -> Any:
+    """Return the device of an engine's cache, by its first layer."""
+    first = next(iter(kv_caches.values()))
+    return (first if hasattr(first, "device") else first[0]).device

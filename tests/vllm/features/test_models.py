@@ -1,0 +1,45 @@
+"""Kinds of models: windows, sinks, latent attention, recurrent state. Each continues prompts that it finds
+at several lengths, and none takes another history's state."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.vllm.appliance import ApplianceProcess
+
+from .scene import Record, assert_found_right, connected, engine_of, unless_it_dies_alone, why_dark, words
+
+MODELS = ("hybrid", "sinks", "mla", "mamba", "gdn")
+
+
+@pytest.fixture(scope="module")
+def appliance() -> Iterator[ApplianceProcess]:
+    with ApplianceProcess() as running:
+        yield running
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model(model: str, appliance: ApplianceProcess, tmp_path: Path, record_property: Record) -> None:
+    dtype = "bfloat16" if model in ("mamba", "gdn") else "float32"  # what their kernels take
+    options = connected(appliance, model=model, dtype=dtype, num_blocks=512, max_batch_tokens=512)
+    history = words(1, 700)
+    first = {"tokens": history, "num_new": 12}
+    with unless_it_dies_alone(options, tmp_path, first), engine_of(options, tmp_path) as engine:
+        answer, *_ = assert_found_right(engine, appliance, first, record_property)
+        turns = {"tokens": [*history, *answer.tokens, *words(2, 90)], "num_new": 12}
+        longer, *_ = assert_found_right(engine, appliance, turns, record_property)
+        is_served = not why_dark(engine)
+        assert bool(longer.num_cached) == is_served, "the next turn finds the one before it"
+        for number, seed in ((333, 3), (640, 4), (512, 5)):
+            branch = {"tokens": [*history[:number], *words(seed, 60)], "num_new": 12}
+            assert_found_right(engine, appliance, branch, record_property)
+        aligned = {
+            "tokens": words(6, 512),
+            "num_new": 4,
+        }  # its last token is computed, and onto a state only once
+        assert_found_right(engine, appliance, aligned, record_property)
+        other = {"tokens": [*words(7, 640), *history[640:]], "num_new": 12}
+        (got,) = engine.generate(other)
+        assert got.num_cached == 0
+        assert got.logprobs != answer.logprobs
