@@ -121,11 +121,23 @@ def why_not(vllm_config: Any, kv_cache_config: Any, hash_block_tokens: int) -> s
         kinds = sorted({type(spec).__name__ for spec in specs_in(group.kv_cache_spec)})
         if len(kinds) > 1 or kinds[0] not in (*_FULL, *_WINDOWED, *_RECURRENT):
             return f"KV cache group {index} is of kind {' and '.join(kinds)}"
+        if kinds[0] == "MLAAttentionSpec" and not _continues_prompts(vllm_config):
+            return (
+                "this engine computes a prompt with MLA in one piece (it has turned chunked prefill off), "
+                "and passes over a prefix that was loaded: its answers would be wrong"
+            )
         if kinds[0] in _RECURRENT and (why := _why_not_states(specs_in(group.kv_cache_spec)[0])):
             return why
         if group.kv_cache_spec.block_size % hash_block_tokens:
             return f"KV cache group {index} has blocks that end between two hashes"
     return ""
+
+
+def _continues_prompts(vllm_config: Any) -> bool:
+    """Whether an engine with latent attention sees the KV before the tokens of a prefill.
+
+    vLLM's MLA backends do only with chunked prefill, which vLLM turns off on CPUs without AMX."""
+    return bool(getattr(vllm_config.scheduler_config, "enable_chunked_prefill", True))
 
 
 def _why_not_states(spec: Any) -> str:

@@ -114,11 +114,18 @@ class MambaSpec:
     block_size = 32
 
 
-def config(*specs: Any, algorithm: str = "sha256", **parallel: int) -> tuple[Any, Any]:
+class MLAAttentionSpec:
+    block_size = 32
+
+
+def config(
+    *specs: Any, algorithm: str = "sha256", is_chunked: bool = True, **parallel: int
+) -> tuple[Any, Any]:
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
     settings = SimpleNamespace(
         parallel_config=SimpleNamespace(**parallel),
         cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=is_chunked),
     )
     return settings, SimpleNamespace(kv_cache_groups=groups)
 
@@ -140,6 +147,7 @@ def test_groups_of_a_hybrid_model() -> None:
     ("made", "why"),
     [
         (config(MambaSpec()), "MambaSpec"),
+        (config(MLAAttentionSpec(), is_chunked=False), "passes over a prefix"),
         (config(FullAttentionSpec(48)), "between two hashes"),
         (config(), "no KV cache"),
         (config(FullAttentionSpec(32), algorithm="xxhash"), "--prefix-caching-hash-algo sha256"),
