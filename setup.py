@@ -61,8 +61,8 @@ def native_module() -> Extension:
     """Return the extension module that every build tries to make."""
     return Extension(
         "kvtier.native._native",
-        [str(PACKAGE / "native/_native.c")],
-        depends=[str(PACKAGE / "native/xxh3.h"), "setup.py"],
+        [str(PACKAGE / f"native/{name}.c") for name in ("_native", "_shared")],
+        depends=[*map(str, sorted(PACKAGE.glob("native/*.h"))), "setup.py"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
         extra_compile_args=["-O3", "-g0", "-fvisibility=hidden"],
         extra_link_args=["-Wl,--build-id=none"],  # the same sources make the same wheel

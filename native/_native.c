@@ -7,6 +7,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "functions.h"
+#include "shared.h"
 #include "xxh3.h"
 
 #ifdef Py_GIL_DISABLED
@@ -16,15 +18,9 @@
 enum {
     RELEASE_AT_BYTES = 64 << 10, /* below, taking the interpreter's lock again costs more than the copy */
     STREAM_AT_BYTES = 1 << 20,   /* a run of this size would push out of the cache what others still need there */
-    HASH_BYTES = 32,
-    HEADER_BYTES = 128,
     BODY_OFFSET = 8, /* after the generation */
     CHECK_OFFSET = 40,
-    MAX_PROBES = 32,
-    EMPTY_TAG = 0,
-    TOMBSTONE_TAG = 1,
 };
-static const uint64_t NAMESPACE_MIX = 0x9E3779B97F4A7C15ULL, GROUP_MIX = 0xC2B2AE3D27D4EB4FULL;
 static const uint32_t IS_SPENT = 1U << 31;
 static const uint64_t MAX_GENERATION = 1ULL << 62;
 
@@ -35,7 +31,7 @@ static uint32_t crc_tables[8][256];
 
 /* Read an int of Python that is at most `limit`. Return -1 with an error set: TypeError where it is none,
  * OverflowError where it is negative or larger than 64 bits, else ValueError. */
-static int read_number(PyObject *value, const char *name, uint64_t limit, uint64_t *number) {
+int read_number(PyObject *value, const char *name, uint64_t limit, uint64_t *number) {
     if (!value) return -1;
     *number = PyLong_AsUnsignedLongLong(value);
     if (*number == (uint64_t)-1 && PyErr_Occurred()) return -1;
@@ -68,6 +64,7 @@ static PyObject *copy_and_digest_many(PyObject *module, PyObject *args) {
         copy_blocks *const copy_blocks_chosen = copy_blocks_here; /* `use` may run once the lock is released */
         PyThreadState *released = from.len >= RELEASE_AT_BYTES ? PyEval_SaveThread() : NULL;
         const int is_streamed = from.len >= STREAM_AT_BYTES;
+        __atomic_thread_fence(__ATOMIC_RELEASE); /* the odd generations of these slots are seen before their bytes */
         for (Py_ssize_t start = 0; start < from.len; start += length, digest += XXH3_DIGEST_BYTES)
             copy_and_digest(copy_blocks_chosen, (uint8_t *)into.buf + start, (const uint8_t *)from.buf + start,
                             (size_t)length, is_streamed, digest);
@@ -167,8 +164,7 @@ static int make_header(PyObject *label, uint64_t offset, uint8_t *header) {
 static uint64_t tag_of(const uint8_t *header) {
     uint32_t numbers[2];
     memcpy(numbers, header + 8, sizeof numbers);
-    uint64_t tag = read_u64(header + 48) ^ (numbers[0] * NAMESPACE_MIX + numbers[1] * GROUP_MIX);
-    return tag > TOMBSTONE_TAG ? tag : tag + 2;
+    return tag_of_name(header + 48, numbers[0], numbers[1]);
 }
 
 PyDoc_STRVAR(fill_headers_doc,
@@ -214,12 +210,9 @@ static PyObject *fill_headers(PyObject *module, PyObject *args) {
     for (Py_ssize_t i = 0; tags && i < count; i++) {
         uint64_t slot = read_u64(made + i * HEADER_BYTES);
         uint8_t *header = (uint8_t *)headers.buf + slot * HEADER_BYTES;
-        uint64_t *word = (uint64_t *)(void *)header;
-        /* Readers of another process: odd before the first byte changes, even after the last one did. */
-        if (!(*word & 1)) __atomic_store_n(word, *word + 1, __ATOMIC_RELAXED);
-        __atomic_thread_fence(__ATOMIC_RELEASE);
+        begin_change(header);
         memcpy(header + BODY_OFFSET, made + i * HEADER_BYTES + BODY_OFFSET, HEADER_BYTES - BODY_OFFSET);
-        __atomic_store_n(word, generation += 2, __ATOMIC_RELEASE);
+        end_change(header, generation += 2);
     }
     PyMem_Free(made);
     Py_XDECREF(slots);
@@ -284,6 +277,15 @@ static PyObject *insert_entries(PyObject *module, PyObject *args) {
 
 /* ------------------------------------------------------------------------------------------------- module */
 
+PyDoc_STRVAR(order_stores_doc,
+             "order_stores()\n--\n\nStores before this are seen by other processors before those behind it.");
+
+static PyObject *order_stores(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(use_doc,
              "use(name, /)\n--\n\n"
              "Copy with the instructions called so (avx512, avx2, neon, plain); None: the best. For tests.\n"
@@ -302,6 +304,10 @@ static PyMethodDef METHODS[] = {
     {"copy_and_digest_many", copy_and_digest_many, METH_VARARGS, copy_and_digest_many_doc},
     {"fill_headers", fill_headers, METH_VARARGS, fill_headers_doc},
     {"insert_entries", insert_entries, METH_VARARGS, insert_entries_doc},
+    {"find_residence", find_residence, METH_VARARGS, find_residence_doc},
+    {"set_residence", set_residence, METH_VARARGS, set_residence_doc},
+    {"read_blocks", read_blocks, METH_VARARGS, read_blocks_doc},
+    {"order_stores", order_stores, METH_NOARGS, order_stores_doc},
     {"use", use, METH_VARARGS, use_doc},
     {NULL, NULL, 0, NULL},
 };

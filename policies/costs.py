@@ -24,10 +24,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from ..tiers.block import Geometry, Tier
 from ..tiers.ladder import STANDARD, Ladder
+from ..v1.advice import LoadSpeed, Speed, advise
 
 #: What one accelerator sustains in prefill: half of an A100's dense bf16 peak of 312 TFLOP/s.
 DEFAULT_FLOP_PER_S = 150e12
@@ -108,6 +107,8 @@ class CostModel:
         self._measured_at: dict[Tier, float] = {}
         self._prefills: dict[int, _Prefill] = {}
         self._queued_bytes = queued_bytes
+        self._is_slow = bytes(tier == ladder.log_tier for tier in range(256))  # by tier
+        self.num_changes = 0  # of namespaces and their speeds, ever
 
     # ------------------------------------------------------------------------------- what is known
 
@@ -121,10 +122,12 @@ class CostModel:
             self._default_flop_per_s / flop_per_token,
             6.0 * width,
         )
+        self.num_changes += 1
 
     def forget_namespace(self, namespace_id: int) -> None:
         """Forget a namespace that is no more."""
         del self._prefills[namespace_id]
+        self.num_changes += 1
 
     def state_speed(self, namespace_id: int, speed: PrefillModel) -> None:
         """Set the prefill speed of a namespace to what a client states; the last statement counts."""
@@ -134,6 +137,7 @@ class CostModel:
             prefill.doubling_tokens = speed.doubling_tokens
         prefill.is_stated = True
         prefill.num_measured = 0
+        self.num_changes += 1
 
     def prefilled(self, namespace_id: int, position: int, num_blocks: int, seconds: float) -> None:
         """Update the speed of a namespace from a prefill of `seconds`; ignore impossible values."""
@@ -144,6 +148,7 @@ class CostModel:
         if prefill.is_known:
             surprise = min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
         prefill.num_measured += 1
+        self.num_changes += 1
         # The mean of logarithms: a speed twice too high weighs as much as one twice too low.
         share = WEIGHT if prefill.is_stated else max(WEIGHT, 1 / prefill.num_measured)
         tokens_per_s = prefill.tokens_per_s * surprise**share
@@ -167,6 +172,18 @@ class CostModel:
         source = "stated" if prefill.is_stated else "measured" if prefill.num_measured else "geometry"
         return PrefillModel(prefill.tokens_per_s, prefill.doubling_tokens), source
 
+    def speed(self, namespace_id: int) -> Speed:
+        """Return what a namespace's prefill is priced with."""
+        prefill = self._prefills[namespace_id]
+        model, source = self.prefill_speed(namespace_id)
+        return Speed(prefill.block_tokens, prefill.block_bytes, *model, source)
+
+    def edge(self) -> LoadSpeed:
+        """Return what loading from the log is priced with, now."""
+        tier = self._log_tier
+        bandwidth, latency_s = self._edges.get(tier, self._default_edge)
+        return LoadSpeed(tier, bandwidth, latency_s + self._queued_bytes(tier) / bandwidth)
+
     # -------------------------------------------------------------------------------------- prices
 
     def recompute_s(self, namespace_id: int, position: int, num_blocks: int = 1) -> float:
@@ -189,37 +206,18 @@ class CostModel:
     ) -> Advice:
         """Return how much of the stored part of a chain is worth loading.
 
-        `tiers` holds one Tier per stored block; blocks before `first_block` are with the caller already.
-        Only a beginning can be used, so the answer is the length k that makes loading the first k blocks
-        and computing the others quickest; among equals the longest.
+        `tiers` holds one Tier per stored block; blocks before `first_block` are with the caller already
+        (v1/advice.py has the arithmetic).
         """
-        num_asked = max(0, len(tiers) - first_block)
-        recompute_s = self.recompute_s(namespace_id, first_block, num_asked) if num_asked else 0.0
-        if self._log_tier not in tiers:
+        if self._log_tier not in tiers:  # most often; replay asks this for every request
+            num_asked = max(0, len(tiers) - first_block)
+            recompute_s = self.recompute_s(namespace_id, first_block, num_asked) if num_asked else 0.0
             return Advice(len(tiers), 0.0, recompute_s, True, "")
-        asked = np.frombuffer(tiers, np.uint8)[first_block:]
-        slowest = self._log_tier
-        is_cold = asked == slowest
-        if not is_cold.any():
-            return Advice(len(tiers), 0.0, recompute_s, True, "")
-        prefill = self._prefills[namespace_id]
-        per_block_s = prefill.block_bytes / self.bandwidth_of(slowest)
-        start_s = self._edges.get(slowest, self._default_edge)[1] + self.wait_s(slowest)
-        loads = np.cumsum(is_cold) * per_block_s
-        loads[loads > 0] += start_s
-        middles = (np.arange(num_asked) + first_block + 0.5) * prefill.block_tokens
-        saved = (
-            np.cumsum(1.0 + middles / prefill.doubling_tokens) * prefill.block_tokens / prefill.tokens_per_s
-        )
-        gains = np.concatenate(([0.0], saved - loads))
-        best = num_asked - int(np.argmax(gains[::-1]))
-        load_s = float(loads[-1])
-        reason = ""
-        if best < num_asked:
-            _, source = self.prefill_speed(namespace_id)
-            reason = (
-                f"{slowest.label} is slower than prefill from block {first_block + best} on: "
-                f"{load_s:.3g} s to load, {recompute_s:.3g} s to compute ({source})"
-            )
-        is_fresh = now - self._measured_at.get(slowest, -math.inf) <= EDGE_TRUST_S
-        return Advice(first_block + best, load_s, recompute_s, prefill.is_known and is_fresh, reason)
+        is_slow = bytes(tiers).translate(self._is_slow)
+        prices = advise(self.speed(namespace_id), self.edge(), is_slow, first_block)
+        num_blocks, load_s, recompute_s, reason = prices
+        if not load_s:
+            return Advice(num_blocks, 0.0, recompute_s, True, "")
+        is_fresh = now - self._measured_at.get(self._log_tier, -math.inf) <= EDGE_TRUST_S
+        is_certain = self._prefills[namespace_id].is_known and is_fresh
+        return Advice(num_blocks, load_s, recompute_s, is_certain, reason)

@@ -370,7 +370,7 @@ class Daemon:
         """Audit planner and shell."""
         return [
             *self.planner.check_integrity(),
-            *self.appliance.check_integrity(),
+            *self.service.check_integrity(),
             *self.observability.view.check_integrity(),
             *(self.direct.check_integrity() if self.direct is not None else []),
         ]

@@ -278,7 +278,7 @@ class AdminService:
     def check_integrity(self, caller: Caller, request: pb.CheckIntegrityRequest) -> pb.CheckIntegrityResponse:
         """Return what is wrong in the planner's and the shell's bookkeeping; empty when nothing is."""
         service = self._service
-        problems = [*service.planner.check_integrity(), *service.appliance.check_integrity()]
+        problems = [*service.planner.check_integrity(), *service.check_integrity()]
         return pb.CheckIntegrityResponse(problems=problems)
 
 

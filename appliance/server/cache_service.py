@@ -45,6 +45,7 @@ from ..security.callers import Caller
 from ..security.client_registry import MAX_CLIENT_TTL_S, ClientRegistry, ConnectedClient
 from ..transfer.lanes import Route
 from .call_latency import CallLatencies
+from .residences import Residences
 from .responses import respond
 from .stream_codecs import stream_codecs
 
@@ -80,6 +81,7 @@ class CacheService:
         self.options = options
         self.facts = facts
         self.tiers = WireTiers(planner.core.ladder.infos)
+        self.residences = Residences(appliance, planner, facts.epoch, self.tiers)
         self._remote_routes = remote_routes  # from the buffers of streamed puts
         self.call_latencies = CallLatencies()
         self.profiles: Profiles = {}  # that a namespace may name
@@ -397,12 +399,9 @@ class CacheService:
         """Return the number by which rooms and engines know an isolation domain."""
         return self.planner.domain_number(name)
 
-    def engine_of_extent(self, number: int) -> ExtentEngine | None:
-        """Return the memory tier that has extent `number`."""
-        for engine in self.appliance.engines.values():
-            if isinstance(engine, ExtentEngine) and engine.owns(number):
-                return engine
-        return None
+    def check_integrity(self) -> list[str]:
+        """Audit the shell."""
+        return [*self.appliance.check_integrity(), *self.residences.check_integrity()]
 
     def identity_of(self, caller: Caller, namespace_id: int) -> NamespaceIdentity:
         """Return a namespace that the caller may use. Those of other isolation domains do not exist for it.

@@ -134,6 +134,7 @@ class LocalServer:
             connection.close("daemon stops")
         if self._attaching:
             await asyncio.wait(self._attaching)
+        self._service.residences.close()
 
     def _accept(self) -> None:
         """Accept the connections that wait, up to MAX_ACCEPTED of them."""
@@ -383,12 +384,9 @@ class LocalServer:
         own = self._service.domain_number(client.domain)
         fds = []
         for number in request.extents:
-            engine = self._service.engine_of_extent(number)
-            if engine is None or engine.domain_of(number) != own:
-                raise error("UNKNOWN_EXTENT", f"extent {number} is not one of this client's domain")
             try:
-                fds.append(engine.descriptor(number))
-            except CopyError as problem:  # its memory was still to be made, and there is none
+                fds.append(self._service.residences.descriptor_of(number, own))
+            except (CopyError, SharedMemoryError) as problem:  # its memory was to be made, and there is none
                 raise error("UNKNOWN_EXTENT", f"extent {number}: {problem}") from problem
         connection.reply(frame, local_pb2.MapExtentsResponse(extents=request.extents), fds=fds)
 

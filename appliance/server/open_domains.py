@@ -66,4 +66,5 @@ class OpenDomains:
             indexes.drop(service.domain_number(name))
             self._names.discard(name)
             self._shares.give(tenant_of(name), 1)
+        service.residences.drop(map(service.domain_number, unused))
         service.planner.requests.forget_domains(unused)

@@ -87,6 +87,12 @@ class LocalLink:
         except BaseException:
             self.close()
             raise
+        self._hangup = select.poll()
+        self._hangup.register(self._socket, select.POLLRDHUP)
+        self.attachment.is_lost = self._is_lost
+
+    def _is_lost(self) -> bool:
+        return self.closed or bool(self._hangup.poll(0))
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""

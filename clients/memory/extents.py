@@ -40,13 +40,14 @@ class Extent:
     Raises Unavailable when `memory` is too short.
     """
 
-    __slots__ = ("address", "data", "data_bytes", "header_bytes", "headers")
+    __slots__ = ("address", "data", "data_bytes", "header_bytes", "headers", "whole")
 
     def __init__(self, memory: U8, data_bytes: int) -> None:
         num_slots = data_bytes // MIN_SLOT_BYTES
         if len(memory) < data_bytes + num_slots * HEADER_BYTES:
             raise broken_answer(f"an extent of {len(memory)} bytes, announced with {data_bytes} of data")
         table = memory[data_bytes : data_bytes + num_slots * HEADER_BYTES]
+        self.whole = memory[: data_bytes + num_slots * HEADER_BYTES].data
         self.data = memory[:data_bytes]
         self.data_bytes = data_bytes
         self.headers: U64 = table.view("<u8").reshape(num_slots, HEADER_BYTES // 8)
@@ -74,6 +75,7 @@ class ExtentTable:
     def __init__(self, extent_bytes: int) -> None:
         self.extent_bytes = extent_bytes
         self.mapped: dict[int, Extent] = {}
+        self.memory: dict[int, memoryview] = {}  # the same, whole, for native code; of extents of that size
 
     def missing(self, numbers: Iterable[int]) -> list[int]:
         """Return those of `numbers` that are not mapped yet, each once."""
@@ -84,7 +86,8 @@ class ExtentTable:
         if isinstance(memory, int):
             memory = Extent(map_memory(memory), self.extent_bytes)
         assert isinstance(memory, Extent)
-        self.mapped.setdefault(number, memory)
+        if self.mapped.setdefault(number, memory) is memory and memory.data_bytes == self.extent_bytes:
+            self.memory[number] = memory.whole
 
     def add_all(self, numbers: Sequence[int], memory: Sequence[Memory]) -> None:
         """Map many extents; takes ownership of all file descriptors.

@@ -4,9 +4,9 @@ No call to the daemon, no lock. The index is a hint; the proof is the slot heade
 identity are compared before the copy and again after it, so a slot recycled meanwhile is a miss, never
 wrong bytes (proto/kvtier/v1/shm.py has the protocol and why it needs x86).
 
-Two ways to the same answer: `read_block` is plain integers, because for one fragment a single numpy call
-costs as much as the whole probe; `find` and `read` are vectorised, because for a thousand fragments a
-Python loop would. Both end in memmove, which releases the GIL.
+Blocks that go to one place, back to back, are read by native code in one call (`read_run`), which has its
+twin in `read_block`. `find` and `read` are for pieces of blocks and for extents that are not mapped yet;
+they are vectorised, because for a thousand fragments a Python loop costs more than the copies.
 """
 
 import struct
@@ -14,8 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...native import native
 from ...v1.shm import (
     EMPTY_TAG,
+    HASH_BYTES,
     INDEX_ENTRY,
     INDEX_HEADER,
     INDEX_HEADER_BYTES,
@@ -58,6 +60,25 @@ class OneSidedReader:
         table = np.frombuffer(self._entries, INDEX_ENTRY)
         self._tags: U64 = table["tag"]
         self._places: U64 = table["place"]
+
+    def read_run(
+        self, namespace_id: int, packed: bytes, fragment_bytes: tuple[int, ...], address: int
+    ) -> int:
+        """Copy blocks back to back to `address`; return how many from the first one on are provably there.
+
+        Memory behind these is undefined. Extents that are not mapped count as not there.
+        """
+        if native is not None:
+            entries, memory, data_bytes = self._entries, self.extents.memory, self.extents.extent_bytes
+            return native.read_blocks(  # type: ignore[no-any-return]
+                entries, memory, data_bytes, namespace_id, packed, fragment_bytes, address
+            )
+        block_bytes = sum(fragment_bytes)
+        for number, start in enumerate(range(0, len(packed), HASH_BYTES)):
+            name = packed[start : start + HASH_BYTES]
+            if not self.read_block(namespace_id, name, fragment_bytes, address + number * block_bytes):
+                return number
+        return len(packed) // HASH_BYTES
 
     def read_block(
         self, namespace_id: int, prefix_hash: bytes, fragment_bytes: Sequence[int], address: int

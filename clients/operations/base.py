@@ -21,8 +21,8 @@ from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.types import Lookup, Prefetch, PrefillSpeed, Rank, ServerInfo
-from .answers import num_blocks_of, rank_of, tiers_of
+from ..values.types import Prefetch, PrefillSpeed, Rank, ServerInfo
+from .answers import num_blocks_of, rank_of
 from .effects import Answer, Attach, Attachment, Forget, Operation, Post, Receive, Send
 
 _LEAST_S, _DAY_S, _CENTURY_S = 0.001, 86_400.0, 100 * 366 * 86_400.0
@@ -170,27 +170,6 @@ class Operations:
             )
         attachment.namespace_ids[namespace.digest] = namespace.id
         return namespace
-
-    def lookup(self, namespace: Namespace, hashes: Any) -> Operation[Lookup]:
-        """Return how much of a chain is stored."""
-        attachment, namespace_id = yield from self.begin(namespace)
-        packed = self.chain(attachment, hashes)
-        if not packed:
-            return Lookup(0, (), 0.0)
-        request = kvcache_pb2.LookupRequest(namespace_id=namespace_id, prefix_hashes=packed)
-        response = yield from self.call(attachment, "Lookup", request, self.deadline(None))
-        num_blocks = num_blocks_of(response, len(packed) // HASH_BYTES)
-        return Lookup(
-            num_blocks,
-            tiers_of(response.tiers, attachment.tiers),
-            response.load_s,
-            response.recompute_s,
-            min(response.num_worth_loading, num_blocks),
-            response.reason,
-            min(response.num_fetchable, len(packed) // HASH_BYTES - num_blocks),
-            response.fetch_s,
-            response.search_s,
-        )
 
     def rank(self, namespace: Namespace, hashes: Any, queues: dict[str, float] | None) -> Operation[Rank]:
         """Return the hosts of the fleet for a chain."""

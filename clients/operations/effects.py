@@ -23,6 +23,7 @@ from ...v1.conversions import STANDARD_WIRE, WireTiers
 from ...v1.shm import HASH_BYTES
 from ..memory.extents import ExtentTable, Memory
 from ..memory.one_sided import OneSidedReader
+from ..memory.residence import ResidenceReader
 from ..memory.staging import StagingArea
 from ..memory.view_lock import ViewLock
 from ..options import Limits
@@ -130,3 +131,7 @@ class Attachment:
     #: How fragments travel where there is no shared memory; see stream_codecs.py.
     streams: StreamCodecs = field(default_factory=StreamCodecs)
     tiers: WireTiers = STANDARD_WIRE  # of this daemon, by the numbers of its messages
+    #: Where blocks are; None: not asked for yet, or there is none.
+    residence: ResidenceReader | None = None
+    has_residence: bool = True  # as far as is known
+    is_lost: Callable[[], bool] = lambda: False  # whether the daemon is seen to have ended the connection

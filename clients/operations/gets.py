@@ -9,7 +9,7 @@ All three fill the same targets: addresses of shape (blocks, groups, pieces of o
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -55,6 +55,10 @@ class Chain:
         text("session", self.session)
         member("urgency", self.urgency, Urgency)
         instances("retention", self.retention, Retention)
+
+    def behind(self, num_blocks: int) -> "Chain":
+        """Return the same, from so many blocks further on."""
+        return replace(self, first_block=self.first_block + num_blocks) if num_blocks else self
 
     @property
     def num_blocks(self) -> int:
@@ -110,10 +114,14 @@ def get(
         operations.deadline(deadline_s),
         load_anyway,
     )
-    targets = blocks.targets(namespace.fragment_offsets, namespace.fragment_bytes)
-    num_one_sided = 0
-    if num_wanted and attachment.reader is not None:
-        num_one_sided = yield from _read_one_sided(operations, attachment, chain, targets)
+    num_one_sided, is_shared = 0, num_wanted and attachment.reader is not None
+    if is_shared and blocks.contiguous and attachment.extents.mapped:
+        num_one_sided = yield from _read_run(operations, attachment, chain, int(blocks.addresses[0, 0]))
+    if num_one_sided < num_wanted:
+        targets = blocks.targets(namespace.fragment_offsets, namespace.fragment_bytes)
+        if is_shared:
+            behind, rest = chain.behind(num_one_sided), targets[num_one_sided:]
+            num_one_sided += yield from _read_one_sided(operations, attachment, behind, rest)
     done = first_block + num_one_sided
     if done < num_named:
         rest = targets[num_one_sided:]
@@ -141,7 +149,7 @@ def get_one(
     num_bytes = namespace.block_bytes
     if target.num_bytes < num_bytes or num_bytes >= thread_bytes:
         return None
-    if not reader.read_block(namespace_id, name, namespace.fragment_bytes, target.address):
+    if not reader.read_run(namespace_id, name, namespace.fragment_bytes, target.address):
         return None
     attachment.touches.add(namespace_id, session, name)
     return GetReport(1, 0, into, num_bytes, 1)
@@ -209,6 +217,27 @@ def wanted_of(
     return wanted, rows, groups
 
 
+def _read_run(operations: Operations, attachment: Attachment, chain: Chain, address: int) -> Operation[int]:
+    """Read one-sidedly, back to back to `address`; return how many blocks that gave."""
+    reader, packed = attachment.reader, chain.packed[chain.first_block * HASH_BYTES :]
+    assert reader is not None
+    namespace = chain.namespace
+    num_read: int = yield Work(
+        lambda: reader.read_run(chain.namespace_id, packed, namespace.fragment_bytes, address),
+        len(packed) // HASH_BYTES * namespace.block_bytes,
+    )
+    yield from _touch(operations, attachment, chain, packed[: num_read * HASH_BYTES])
+    return num_read
+
+
+def _touch(operations: Operations, attachment: Attachment, chain: Chain, packed: bytes) -> Operation[None]:
+    """Remember that blocks were read one-sidedly; report what is due."""
+    if packed:
+        attachment.touches.add(chain.namespace_id, chain.session, packed)
+        if attachment.touches.are_due(operations.settings.limits):
+            yield from operations.flush(attachment)
+
+
 def _read_one_sided(
     operations: Operations, attachment: Attachment, chain: Chain, targets: I64
 ) -> Operation[int]:
@@ -230,10 +259,7 @@ def _read_one_sided(
         lambda: reader.read(chain.namespace_id, packed, places, fragment_bytes, targets[:num_listed]),
         num_listed * chain.namespace.block_bytes,
     )
-    if num_read:
-        attachment.touches.add(chain.namespace_id, chain.session, packed[: num_read * HASH_BYTES])
-        if attachment.touches.are_due(operations.settings.limits):
-            yield from operations.flush(attachment)
+    yield from _touch(operations, attachment, chain, packed[: num_read * HASH_BYTES])
     return num_read
 
 

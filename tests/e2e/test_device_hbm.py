@@ -12,7 +12,7 @@ import pytest
 
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import EvictRequested
-from kvtier.appliance.errors import StartError
+from kvtier.appliance.errors import ApplianceError, StartError
 from kvtier.appliance.host import assembly
 from kvtier.appliance.host.assembly import assemble
 from kvtier.appliance.host.daemon import Daemon
@@ -140,7 +140,8 @@ def test_up_down_and_read(scene: Scene) -> None:
 def test_clients_see_no_place_in_hbm(scene: Scene) -> None:
     scene.promote()
     assert scene.client.lookup(scene.namespace, NAMES[:1]).num_blocks == 1
-    assert scene.served.daemon.service.engine_of_extent(0) is None
+    with pytest.raises(ApplianceError, match="not one of"):
+        scene.served.daemon.service.residences.descriptor_of(0, 0)
     assert scene.read() == NUM_BLOCKS
 
 

@@ -22,6 +22,16 @@ from kvtier.v1.shm import MAX_PROBES, SLOT_HEADER
 
 pytestmark = pytest.mark.skipif(native is None, reason="native/ was not built, or KVTIER_NATIVE is off")
 INSTRUCTIONS = ("plain", "avx2", "avx512", "neon")
+FUNCTIONS = (
+    "copy_and_digest_many",
+    "fill_headers",
+    "insert_entries",
+    "find_residence",
+    "set_residence",
+    "read_blocks",
+    "order_stores",
+    "use",
+)
 NUM_SLOTS = 24
 SLOT_BYTES = 1 << 16
 
@@ -309,7 +319,7 @@ def test_a_copy_over_its_own_source_is_hashed_as_it_is_stored(instructions: str,
         assert digests == b"".join(xxhash.xxh3_128_digest(into[at : at + 2048]) for at in (0, 2048))
 
 
-@pytest.mark.parametrize("function", ["copy_and_digest_many", "fill_headers", "insert_entries", "use"])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_arguments_of_any_type_are_refused_or_obeyed(function: str) -> None:
     """Nothing that a caller hands over ends the process; memory that was released is refused, too."""
     assert native is not None

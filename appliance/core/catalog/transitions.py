@@ -74,6 +74,9 @@ class Transitions:
         self.resident_bytes = dict.fromkeys(ladder.tiers, 0)
         self.condemned_bytes = dict.fromkeys(ladder.tiers, 0)
         self.num_resident = dict.fromkeys(ladder.tiers, 0)  # fragments
+        #: Blocks that came to be readable from a tier, or no longer are: (namespace, rows, names), in order.
+        #: None while nothing reads it.
+        self.changed: list[tuple[int, Sequence[int], Sequence[bytes]]] | None = None
         #: Bytes with a place in the cold store, by namespace.
         self.cold_bytes: defaultdict[int, int] = defaultdict(int)
 
@@ -111,6 +114,8 @@ class Transitions:
         self.resident_bytes[tier] += num_bytes
         self.num_resident[tier] += 1
         catalog.num_resident[tier][catalog.block_of[fragment]] += 1
+        if self.changed is not None:
+            self._note_changed((catalog.block_of[fragment],))
 
     def fail(self, fragment: int, tier: Tier) -> Vacated:
         """ARRIVING -> ABSENT, with the copy's hold: a fragment that never landed has no other."""
@@ -289,6 +294,8 @@ class Transitions:
         self.arriving_bytes[tier] -= num_bytes
         self.resident_bytes[tier] += num_bytes
         self.num_resident[tier] += len(fragments)
+        if self.changed is not None:
+            self._note_changed(rows)
 
     def withdraw_run(self, rows: Sequence[int], tier: Tier) -> int:
         """Do the first half of `evict` for a chain of whole blocks, which are no candidates any more.
@@ -298,6 +305,8 @@ class Transitions:
         num_resident = catalog.num_resident[tier]
         for row in rows:
             num_resident[row] = 0
+        if self.changed is not None:
+            self._note_changed(rows)
         parent = catalog.parent[rows[-1]]
         if parent == NO_ROW:
             return NO_ROW
@@ -392,8 +401,21 @@ class Transitions:
         catalog = self._catalog
         self._step(fragment, tier, step)
         catalog.num_resident[tier][catalog.block_of[fragment]] -= 1
+        if self.changed is not None:
+            self._note_changed((catalog.block_of[fragment],))
         self.resident_bytes[tier] -= catalog.stored_length(fragment, tier)
         self.num_resident[tier] -= 1
+
+    def take_changed(self) -> list[tuple[int, Sequence[int], Sequence[bytes]]]:
+        """Return `changed`, and begin to note what changes from now on."""
+        taken, self.changed = self.changed or [], []
+        return taken
+
+    def _note_changed(self, rows: Sequence[int]) -> None:
+        """Note blocks of one namespace. By name too: their rows may name others when this is read."""
+        assert self.changed is not None
+        names = self._catalog.prefix_hash
+        self.changed.append((self._catalog.namespace_id[rows[0]], rows, [names[row] for row in rows]))
 
     def _vacate(self, fragment: int, tier: Tier) -> Vacated:
         """Clear the place of a fragment that is ABSENT now."""

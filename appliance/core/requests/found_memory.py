@@ -110,6 +110,11 @@ class FoundMemory:
         if not self._unverified:
             self._orphans.clear()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that an earlier daemon left has been taken and verified."""
+        return not self.awaited and not self._unverified
+
     def namespaces(self) -> set[int]:
         """Return the namespaces of fragments that wait to be taken or verified."""
         return self.awaited | {namespace_id for namespace_id, _ in self._unverified}

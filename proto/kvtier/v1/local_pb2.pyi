@@ -105,7 +105,8 @@ Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
 @_typing.final
 class MapExtentsRequest(_message.Message):
     """Asks for extents by number. Answered with one read-only, sealed descriptor each, in order; refused
-    with NOT_FOUND when one belongs to another domain.
+    with NOT_FOUND when one belongs to another domain. 0xFFFFFFFF stands for the residence table of the
+    client's domain (residence.py), from which it looks up without a call.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
