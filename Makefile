@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -270,6 +270,10 @@ chaos-fleet: $(VENV)/.ready
 SCALE ?= 1
 scorecard: $(VENV)/.ready
 	$(BIN)/python -m tests.scorecard --scale $(SCALE) $(ARGS)
+
+# Runs the commands of docs/claims.md again, as many as fit into an hour, and marks what drifted; ARGS="--claim NAME" for one.
+claims: $(VENV)/.ready
+	$(BIN)/python -m tests.claims $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(DOCS) $(MOONCAKE) $(VLLM) $(WEB) $(HELM) $(LMCACHE) $(SGLANG) $(COMPILED) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -30,6 +30,7 @@ from kvtier.appliance.security.rights import matrix_markdown
 from kvtier.clients.errors import CLIENT_REASONS
 from kvtier.v1.unreachable import REASONS as UNREACHABLE
 
+from .claims.page import claims_page
 from .docs.cli_page import cli_markdown, completion_json
 from .docs.settings_page import reference_table, setting_keys
 from .scorecard.page import scorecard_page
@@ -210,6 +211,7 @@ GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     chart_files,
     scorecard_page,
     compatibility_page,
+    claims_page,
 ]
 
 

@@ -1,0 +1,35 @@
+"""`python -m tests.claims [--claim NAME] [--minutes 60]`: run claims again and write docs/claims.md.
+
+Without names: those that were run longest ago, as many as fit. The exit status is 1 when a figure drifted or
+a named claim did not run. TRACES names the folder of the public traces that replays read.
+"""
+
+import argparse
+import sys
+
+from . import ledger, page, rerun
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.claims", description=__doc__)
+    claims = ledger.load()
+    names = [claim.name for claim in claims if claim.minutes]
+    parser.add_argument("--claim", choices=names, action="append", help="only this one; may be repeated")
+    parser.add_argument("--minutes", type=float, default=60.0, help="as many claims as fit")
+    parser.add_argument("--page", action="store_true", help="only write the page again")
+    arguments = parser.parse_args()
+    if arguments.claim:
+        chosen = [claim for claim in claims if claim.name in arguments.claim]
+    else:
+        chosen = [] if arguments.page else rerun.within(claims, arguments.minutes)
+    claims, not_run = rerun.run_all(claims, chosen)
+    ledger.save(claims)
+    for path, content in page.claims_page():
+        path.write_bytes(content)
+    ran = {claim.name for claim in chosen}
+    drifted = [claim.name for claim in claims if claim.name in ran and claim.drifted()]
+    return 1 if drifted or (not_run and arguments.claim) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Runs the commands of claims again, and adds what they showed to the ledger."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from bench.machine import describe
+
+from .ledger import ROOT, Claim, Run
+
+
+class NotRun(Exception):
+    """What the command needs is not here; the text says what."""
+
+
+def arguments_of(command: str) -> list[str]:
+    """Return a command's words with this interpreter and the environment's variables.
+    Raises NotRun when a variable is not set."""
+    words = [os.path.expandvars(word) for word in command.split()]
+    if unset := [word for word in words if "$" in word]:
+        raise NotRun(f"set {', '.join(word.partition('/')[0] for word in unset)}")
+    if words[0] == "python":
+        return [sys.executable, *words[1:]]
+    return [sys.executable, "-m", "kvtier.appliance.cli", *words[1:]] if words[0] == "kvtier" else words
+
+
+def run(claim: Claim) -> Claim:
+    """Return the claim with one run more. Raises NotRun, and ValueError with the output's end when the
+    command failed or a figure is not in what it printed."""
+    machine = describe({})
+    done = subprocess.run(arguments_of(claim.command), cwd=ROOT, capture_output=True, text=True)
+    printed = done.stdout + done.stderr
+    if done.returncode:
+        raise ValueError(f"exit status {done.returncode}: {printed[-1500:]}")
+    shown = {figure.name: figure.read(printed) for figure in claim.figures}
+    rig = f"{machine['cpu'].partition(', last')[0]}, load {machine['load'].split()[0]}"
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    entry = Run(date, machine["versions"].rpartition(" ")[2], rig, shown)
+    return replace(claim, runs=(*claim.runs, entry))
+
+
+def within(claims: list[Claim], minutes: float) -> list[Claim]:
+    """Return the claims that can be run again, those that were run longest ago first, up to `minutes` of
+    them together."""
+    chosen: list[Claim] = []
+    can_run = [claim for claim in claims if claim.minutes]
+    for claim in sorted(can_run, key=lambda claim: claim.runs[-1].date):
+        if sum(one.minutes for one in chosen) + claim.minutes <= minutes:
+            chosen.append(claim)
+    return chosen
+
+
+def run_all(claims: list[Claim], chosen: list[Claim]) -> tuple[list[Claim], list[str]]:
+    """Return all claims, the chosen ones with another run each, and what did not run, a line each."""
+    after, not_run = {claim.name: claim for claim in claims}, []
+    for claim in chosen:
+        began_at = time.monotonic()
+        try:
+            after[claim.name] = run(claim)
+        except (NotRun, ValueError) as error:
+            not_run.append(f"{claim.name}: {error}")
+            print(f"{claim.name}: not run: {error}", flush=True)
+            continue
+        drift = after[claim.name].drifted()
+        said = f"DRIFTED: {'; '.join(drift)}" if drift else "as claimed"
+        print(f"{claim.name}: {said} [{time.monotonic() - began_at:.0f} s]", flush=True)
+    return list(after.values()), not_run

@@ -1,0 +1,92 @@
+"""Every figure of README, status and comparison stands in the ledger, and the ledger can be run."""
+
+import importlib.util
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from . import rerun
+from .ledger import CITING, ROOT, Claim, Figure, Run, cited, load, missing, save
+from .page import claims_page
+
+CLAIMS = load()
+OURS = [claim for claim in CLAIMS if not claim.source]
+
+
+@pytest.mark.parametrize("page", CITING)
+def test_every_figure_of_a_page_stands_in_the_ledger(page: str) -> None:
+    assert missing((ROOT / page).read_text(), CLAIMS) == []
+
+
+def test_a_figure_that_nobody_claims_is_found() -> None:
+    text = "It is 3.3 × as fast, 9.99 × with luck, in 12,345 runs at 7 to 8 GB/s; `4 ×` [a](b%20c)"
+    assert cited(text) == ["3.3 ×", "9.99 ×", "12,345", "7 to 8 GB/s"]
+    assert missing(text, CLAIMS) == ["12,345", "7 to 8 GB/s", "9.99 ×"]
+
+
+@pytest.mark.parametrize("claim", OURS, ids=lambda claim: claim.name)
+def test_a_claim_can_be_checked(claim: Claim) -> None:
+    """It has a run, a module that can be run, a page with the table, and no figures beside its own."""
+    assert claim.false_if
+    assert claim.runs
+    assert (ROOT / "docs" / claim.page.partition("#")[0]).exists()
+    words = shlex.split(claim.command)
+    assert words[0] == "kvtier" or importlib.util.find_spec(words[2]) is not None
+    shown = {name for run in claim.runs for name in run.shown}
+    assert shown <= {figure.name for figure in claim.figures}
+    assert not claim.figures or claim.minutes
+    assert not claim.minutes or claim.figures
+
+
+def test_every_commit_of_a_run_is_of_this_repository() -> None:
+    def known(commit: str) -> bool:
+        command = ["git", "cat-file", "-e", f"{commit.rstrip('+')}^{{commit}}"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+
+    if not (ROOT / ".git").exists() or not known("8288ff67c9"):
+        pytest.skip("no clone with the whole history")
+    assert [run.commit for claim in OURS for run in claim.runs if not known(run.commit)] == []
+
+
+def test_the_ledger_is_written_as_it_is_read(tmp_path: Path) -> None:
+    save(CLAIMS, tmp_path / "claims.json")
+    assert load(tmp_path / "claims.json") == CLAIMS
+
+
+def a_claim(command: str, minutes: int = 1, date: str = "2026-01-01") -> Claim:
+    figures = (Figure("speed", r"speed ([\d.,]+)", "min", 2.0, 3000.0),)
+    return Claim(
+        command, "3 ×", "x.md", "it is not", command, minutes, figures=figures, runs=(Run(date, "abc", "m"),)
+    )
+
+
+def test_a_run_reads_its_figures_and_marks_drift() -> None:
+    ran = rerun.run(a_claim("python -c print('speed',2.5,'speed','1,000')"))
+    assert ran.runs[-1].shown == {"speed": 2.5}
+    assert ran.drifted() == []
+    drifted = rerun.run(a_claim("python -c print('speed',1.5)"))
+    assert drifted.drifted() == ["speed 1.5 (claimed 2 to 3000)"]
+
+
+def test_a_failing_command_adds_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    claims = [a_claim("python -c print(1)"), a_claim("python -c 1/0"), a_claim("python $NO_SUCH/x")]
+    after, not_run = rerun.run_all(claims, claims)
+    assert after == claims
+    assert [line.partition(":")[2].split()[0] for line in not_run] == ["speed:", "exit", "set"]
+    assert "not run" in capsys.readouterr().out
+
+
+def test_an_hour_takes_what_was_run_longest_ago() -> None:
+    old, young = a_claim("a", 40, "2026-01-01"), a_claim("b", 40, "2026-02-01")
+    short, never = a_claim("c", 10, "2026-03-01"), a_claim("d", 0)
+    assert rerun.within([young, old, short, never], 60) == [old, short]
+
+
+def test_the_page_has_a_section_for_each_claim() -> None:
+    ((_, content),) = claims_page()
+    for claim in CLAIMS:
+        assert claim.claim in content.decode()
+    assert replace(OURS[0], figures=()).drifted() == []
