@@ -37,7 +37,7 @@ from .codec_trials import compile_apart, decode_speed
 
 log = logging.getLogger(__name__)
 
-CANDIDATES = ("exponents", "planes")  # of `auto`, beside identity
+CANDIDATES = ("exponents", "float8", "planes")  # of `auto`, beside identity
 DEFAULT_BANDWIDTH_BYTES_PER_S = 1e9  # of the device, until it is measured
 EXPORT_BANDWIDTH_BYTES_PER_S = 0.3e9  # of one fetch, to a real gateway; a connection to S3 gives less
 INTERVAL_S = 15.0

@@ -43,7 +43,9 @@ def uses_fast_codec(settings: Settings) -> bool:
         edges.add("remote")
     named = [compression.codec] if edges else []
     named += [rule.codec for rule in compression.rules if (edges if not rule.edge else edges & {rule.edge})]
-    return bool({"auto", "exponents"} & {*named}) or (has_store and compression.profiles is not None)
+    return bool({"auto", "exponents", "float8"} & {*named}) or (
+        has_store and compression.profiles is not None
+    )
 
 
 # ------------------------------------------------------------------------------------------ software

@@ -1,6 +1,6 @@
 """`python -m bench.compression.lossless [MODEL]`: exact codecs on real KV, against memcpy and entropy.
 
-KV of a trained transformer (`bench.compression.train` makes one), K after RoPE, in bfloat16, cut into
+KV of a trained transformer (`bench.compression.train` makes one), K after RoPE, in bfloat16 or fp8, cut into
 fragments as a namespace of that model would: all layers, K and V, of a block of tokens. One thread. Codecs,
 memcpy and rounds take turns; the best round of each counts, because a neighbour can only slow one down. What
 comes back is compared bit by bit. Multiples of memcpy are the median of each round's, the two measured one
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,11 @@ from numpy.typing import NDArray
 from bench.machine import ROOT, describe
 from bench.table import render
 from kvtier.tiers.codecs.base import Codec, DoesNotFit, Shape
+from kvtier.tiers.codecs.exact.float8 import MANTISSAS
 from kvtier.tiers.codecs.registry import BY_NAME
 
 MODEL = ROOT / ".cache" / "compression" / "mha"
+Fragments: TypeAlias = NDArray[Any]  # [fragment, value], the bits of a value in each
 CACHED_BYTES = 64 << 20  # of raw bytes in each round of one fragment
 
 
@@ -53,12 +55,12 @@ class CodecRound(NamedTuple):
     """Everything encoded and decoded once."""
 
     lengths: list[int]  # 0: did not fit
-    decoded: NDArray[np.uint16]
+    decoded: Fragments
     encode: float  # GB/s
     decode: float
 
 
-def capture(model: Path, num_tokens: int, total_bytes: int) -> tuple[NDArray[np.uint16], Shape]:
+def capture(model: Path, num_tokens: int, total_bytes: int) -> tuple[Fragments, Shape]:
     """Return real KV as [fragment, value] of bfloat16's bits, and the fragments' shape."""
     import torch
     import transformers
@@ -85,18 +87,31 @@ def capture(model: Path, num_tokens: int, total_bytes: int) -> tuple[NDArray[np.
     return np.concatenate(fragments), shape
 
 
-def bound(fragments: NDArray[np.uint16], shape: Shape) -> float:
+def as_float8(fragments: Fragments, shape: Shape, dtype: str) -> tuple[Fragments, Shape]:
+    """Return the same values in fp8, as an engine stores them: scale 1, nearest, clamped."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    values = torch.from_numpy(fragments.view(np.int16)).view(torch.bfloat16).float()
+    most = torch.finfo(kind).max
+    return values.clamp(-most, most).to(kind).view(torch.uint8).numpy(), shape._replace(dtype=dtype)
+
+
+def bound(fragments: Fragments, shape: Shape) -> float:
     """Return the ratio that order-0 coding of the exponents could reach."""
+    mantissa = MANTISSAS.get(shape.dtype, 7)
+    width = 8 * fragments.itemsize
+    exponents = (1 << (width - 1 - mantissa)) - 1
     bits = 0.0
     for fragment in fragments:
         for part in fragment.reshape(shape.num_layers * shape.num_planes, -1):
-            shares = np.bincount((part >> 7) & 0xFF, minlength=256) / part.size
+            shares = np.bincount((part >> mantissa) & exponents, minlength=256) / part.size
             shares = shares[shares > 0]
-            bits += part.size * (8 - float((shares * np.log2(shares)).sum()))
-    return fragments.size * 16 / bits
+            bits += part.size * (1 + mantissa - float((shares * np.log2(shares)).sum()))
+    return fragments.size * width / bits
 
 
-def code(codec: Codec, fragments: NDArray[np.uint16], shape: Shape) -> CodecRound:
+def code(codec: Codec, fragments: Fragments, shape: Shape) -> CodecRound:
     """Encode and decode everything once, timed."""
     stored = np.ones((len(fragments), shape.raw_bytes + shape.raw_bytes // 64 + 4096), np.uint8)
     back = np.ones_like(fragments)  # touched before the clock starts, as memcpy's target is
@@ -123,7 +138,7 @@ def code(codec: Codec, fragments: NDArray[np.uint16], shape: Shape) -> CodecRoun
     return CodecRound(lengths, back, fragments.nbytes / encode_s / 1e9, fragments.nbytes / decode_s / 1e9)
 
 
-def round_of(codec: Codec, result: Result, fragments: NDArray[np.uint16], shape: Shape) -> None:
+def round_of(codec: Codec, result: Result, fragments: Fragments, shape: Shape) -> None:
     """Measure one round: all fragments once from memory, and one fragment again and again from the cache."""
     found = code(codec, fragments, shape)
     for number, length in enumerate(found.lengths):
@@ -150,7 +165,7 @@ def repeated(shape: Shape, call: Callable[[], Any]) -> float:
     return num_calls * shape.raw_bytes / (time.perf_counter() - began_at) / 1e9
 
 
-def memcpy(fragments: NDArray[np.uint16]) -> tuple[float, float]:
+def memcpy(fragments: Fragments) -> tuple[float, float]:
     """Return the GB/s of one copy of everything, fragment by fragment, and of one fragment over and over."""
     target = np.ones_like(fragments)
     began_at = time.perf_counter()
@@ -171,15 +186,19 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", type=Path, default=MODEL)
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 128], help="of a block")
+    parser.add_argument("--dtype", choices=["bfloat16", *MANTISSAS], default="bfloat16")
     parser.add_argument("--mebibytes", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     for label, value in describe({}).items():
         print(f"{label:9}{value}")
     for num_tokens in arguments.tokens:
-        fragments, shape = capture(arguments.model, num_tokens, arguments.mebibytes << 20)
+        wanted = arguments.mebibytes << (20 if arguments.dtype == "bfloat16" else 21)
+        fragments, shape = capture(arguments.model, num_tokens, wanted)
+        if arguments.dtype != "bfloat16":
+            fragments, shape = as_float8(fragments, shape, arguments.dtype)
         print(f"\n{len(fragments)} fragments of {shape.raw_bytes} bytes: {shape}")
-        codecs = [make() for make in BY_NAME.values() if make().name != "identity"]
+        codecs = [make() for make in BY_NAME.values() if make().name != "identity" and make().accepts(shape)]
         results = {codec.name: Result(codec.name) for codec in codecs}
         copies = []
         for _ in range(arguments.rounds):
@@ -190,7 +209,7 @@ def main() -> None:
 
 
 def print_table(
-    fragments: NDArray[np.uint16],
+    fragments: Fragments,
     shape: Shape,
     results: list[Result],
     copies: list[tuple[float, float]],

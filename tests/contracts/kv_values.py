@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.tiers.codecs.base import Shape
+from kvtier.tiers.codecs.trial import e4m3_of
 
 
 def values_like_kv(shape: Shape, seed: int) -> NDArray[np.uint8]:
@@ -27,6 +28,8 @@ def values_like_kv(shape: Shape, seed: int) -> NDArray[np.uint8]:
             stored = single
         case "int8":
             stored = np.clip(np.rint(single * 8), -127, 127).astype(np.int8)
-        case _:  # one byte of sign, exponent, mantissa, as the top of a float has them
-            stored = (single.view(np.uint32) >> 20).astype(np.uint8)
+        case "float8_e4m3fn":
+            stored = e4m3_of(single)
+        case _:  # the upper half of float16 is e5m2
+            stored = (single.astype(np.float16).view(np.uint16) >> 8).astype(np.uint8)
     return np.ascontiguousarray(stored).reshape(-1).view(np.uint8)

@@ -26,6 +26,10 @@ SHAPES = [
     Shape(1, 2, 8, 3, 50, "bfloat16"),
     Shape(2, 2, 16, 2, 32, "float32"),
     Shape(2, 2, 16, 2, 64, "float8_e4m3fn"),
+    Shape(3, 2, 16, 8, 128, "float8_e4m3fn"),
+    Shape(2, 1, 16, 1, 576, "float8_e4m3fn"),  # a joint latent: units and half a block
+    Shape(2, 2, 10, 3, 50, "float8_e5m2"),  # five units and a tail
+    Shape(1, 2, 16, 8, 128, "float8_e5m2"),
     Shape(2, 2, 16, 2, 64, "int8"),
     Shape(1, 1, 1, 1, 8192, "bfloat16"),
 ]
@@ -43,6 +47,10 @@ def round_trip(codec: Codec, shape: Shape, payload: NDArray[np.uint8]) -> tuple[
     assert (target[:GUARD] == 0x5A).all()
     assert (target[-GUARD:] == 0x5A).all(), "wrote beyond its target"
     return target[GUARD:-GUARD], length
+
+
+def usual_dtype(codec: Codec) -> str:
+    return "float8_e4m3fn" if codec.name == "float8" else "bfloat16"
 
 
 @pytest.fixture(params=CODECS, ids=lambda make: make().name)
@@ -86,8 +94,42 @@ def test_every_pattern_of_sixteen_bits_survives(codec: Codec, dtype: str) -> Non
     assert num_fitting == 64 or codec.name in ("lz4", "zstd") or dtype == "float16"
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_every_pattern_of_eight_bits_survives(codec: Codec, dtype: str) -> None:
+    """Each of the 256 beside ordinary values, in every lane of a row of 64."""
+    shape = Shape(1, 2, 64, 4, 64, dtype)
+    if not codec.accepts(shape):
+        pytest.skip(f"{codec.name} does not take {dtype}")
+    patterns = np.arange(256, dtype=np.uint8)
+    ordinary = values_like_kv(shape, seed=3)
+    num_fitting = 0
+    for lane in range(64):
+        payload = ordinary.copy()
+        payload[patterns.astype(np.int64) * 64 + lane] = np.roll(patterns, lane)
+        try:
+            decoded, _ = round_trip(codec, shape, payload)
+        except DoesNotFit:
+            continue
+        num_fitting += 1
+        assert (decoded == payload).all()
+    assert num_fitting == 64 or codec.name in ("lz4", "zstd", "planes")
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_noise_of_eight_bits_survives_where_there_is_room(codec: Codec, dtype: str) -> None:
+    shape = Shape(2, 2, 16, 4, 64, dtype)
+    if codec.name != "float8":
+        pytest.skip("others have another reserve")
+    noise = np.random.default_rng(11).integers(0, 256, shape.raw_bytes, np.uint8)
+    for payload in (noise, np.zeros_like(noise), np.full_like(noise, 0xFF), np.sort(noise)):
+        stored, target = np.zeros(2 * shape.raw_bytes, np.uint8), np.zeros_like(payload)
+        length = codec.encode(shape, payload.data, stored.data)
+        codec.decode(shape, stored.data[:length], target.data)
+        assert (target == payload).all()
+
+
 def test_noise_does_not_fit_and_says_so(codec: Codec) -> None:
-    shape = Shape(2, 2, 16, 4, 64, "bfloat16")
+    shape = Shape(2, 2, 16, 4, 64, usual_dtype(codec))
     noise = np.random.default_rng(11).integers(0, 256, shape.raw_bytes, np.uint8)
     if codec.name == "identity":
         assert (round_trip(codec, shape, noise)[0] == noise).all()
@@ -97,7 +139,7 @@ def test_noise_does_not_fit_and_says_so(codec: Codec) -> None:
 
 
 def test_a_place_that_is_too_short_is_not_overrun(codec: Codec) -> None:
-    shape = Shape(1, 2, 16, 2, 64, "bfloat16")
+    shape = Shape(1, 2, 16, 2, 64, usual_dtype(codec))
     payload = values_like_kv(shape, seed=9)
     for length in (0, 1, 7, 64, shape.raw_bytes // 2):
         place = np.full(length + GUARD, 0xA5, np.uint8)
@@ -108,7 +150,7 @@ def test_a_place_that_is_too_short_is_not_overrun(codec: Codec) -> None:
 
 def test_memory_that_lies_askew(codec: Codec) -> None:
     """Payload, stored bytes and target at odd addresses: slower perhaps, but the same."""
-    shape = Shape(1, 2, 16, 2, 64, "bfloat16")
+    shape = Shape(1, 2, 16, 2, 64, usual_dtype(codec))
     payload = np.empty(shape.raw_bytes + 1, np.uint8)[1:]
     payload[:] = values_like_kv(shape, seed=2)
     bound = codec.stored_bound(shape)
@@ -125,7 +167,7 @@ def test_memory_that_lies_askew(codec: Codec) -> None:
 def test_damaged_bytes_never_break_anything(codec: Codec) -> None:
     """Flipped, cut, swapped and invented bytes: refused or decoded to something, within the target."""
     rng = random.Random(20261121)
-    shape = Shape(2, 2, 16, 2, 64, "bfloat16")
+    shape = Shape(2, 2, 16, 2, 64, usual_dtype(codec))
     payload = values_like_kv(shape, seed=1)
     bound = codec.stored_bound(shape)
     good = np.zeros(bound, np.uint8)
@@ -168,7 +210,7 @@ def test_a_frame_that_claims_to_be_huge_is_refused() -> None:
 
 
 def test_the_same_bytes_encode_the_same(codec: Codec) -> None:
-    shape = Shape(1, 2, 16, 2, 64, "bfloat16")
+    shape = Shape(1, 2, 16, 2, 64, usual_dtype(codec))
     payload = values_like_kv(shape, seed=4)
     stored = [np.zeros(codec.stored_bound(shape), np.uint8) for _ in range(2)]
     try:

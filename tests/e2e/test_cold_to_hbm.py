@@ -17,7 +17,7 @@ from kvtier.tiers.block import Geometry as DaemonGeometry
 from kvtier.tiers.block import Tier
 from kvtier.tiers.codecs.base import Shape, shape_of
 from kvtier.tiers.codecs.exact.exponents import Exponents
-from kvtier.tiers.gpu.decode import digest_kernels, exponent_kernels, quantised_kernels
+from kvtier.tiers.gpu.decode import digest_kernels, exponent_kernels, float8_kernels, quantised_kernels
 from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread
@@ -91,7 +91,7 @@ def compiled() -> None:
     stored = bytearray(codec.stored_bound(shape))
     codec.encode(shape, payload.data, memoryview(stored))
     codec.decode(shape, memoryview(stored), memoryview(bytearray(shape.raw_bytes)))
-    for source in (exponent_kernels, quantised_kernels, digest_kernels):
+    for source in (exponent_kernels, float8_kernels, quantised_kernels, digest_kernels):
         on_host(source.SOURCE, source.NAMES)
 
 

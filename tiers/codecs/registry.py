@@ -9,6 +9,7 @@ from typing import Final
 
 from .base import Codec, CodecError
 from .exact.exponents import Exponents
+from .exact.float8 import Float8
 from .exact.general import Lz4, Zstd
 from .exact.identity import Identity
 from .exact.planes import Planes
@@ -18,6 +19,7 @@ from .lossy.profiled import Profiled
 BY_NAME: Final[dict[str, Callable[[], Codec]]] = {
     "identity": Identity,
     "exponents": Exponents,
+    "float8": Float8,
     "planes": Planes,
     "lz4": Lz4,
     "zstd": Zstd,

@@ -27,9 +27,11 @@ from .contest import EncodingContest
 from .registry import BY_NAME, codec_named, codec_of_record
 
 #: Candidates of `auto`: the first one that accepts the values, if it pays.
-CANDIDATES: Final = ("exponents", "planes")
+CANDIDATES: Final = ("exponents", "float8", "planes")
 CHECKSUM_BYTES: Final = 16
-_BRIEF: Final = frozenset({codec_named("exponents").codec_id})  # 8 GB/s and more
+_BRIEF: Final = frozenset(
+    {codec_named("exponents").codec_id, codec_named("float8").codec_id}
+)  # 8 GB/s and more
 _BRIEF_BYTES: Final = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""The device's codec: its own source run on the host, bit for bit what numba's loops do; and what it
+"""The device's exact codecs: their own source run on the host, bit for bit what numba's loops do; and what it
 refuses."""
 
 import random
@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvtier.tiers.codecs.base import CodecError, DoesNotFit, Shape
-from kvtier.tiers.codecs.exact.exponents import Exponents, Layout
-from kvtier.tiers.gpu.decode import exponent_kernels
+from kvtier.tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape
+from kvtier.tiers.codecs.exact import exponents, float8
+from kvtier.tiers.codecs.exact.exponents import Exponents
+from kvtier.tiers.codecs.exact.float8 import Float8
+from kvtier.tiers.codecs.trial import e4m3_of
+from kvtier.tiers.gpu.decode import exponent_kernels, float8_kernels
 from kvtier.tiers.gpu.decode.decoding import load_decoding
 from kvtier.tiers.gpu.decode.exponents import NUM_SLABS, DeviceExponents, Record
+from kvtier.tiers.gpu.decode.float8 import DeviceFloat8
 from kvtier.tiers.gpu.device.contract import DeviceMemory, Stream
 from kvtier.tiers.gpu.pages import kernels as pieces
 from tests.fakes.gpu.device import FakeDevice
@@ -26,24 +30,42 @@ SHAPES = [
     Shape(3, 2, 16, 2, 72, "bfloat16"),  # 2304 values a part: four blocks and a tail
     Shape(2, 1, 16, 1, 576, "bfloat16"),  # a joint latent
     Shape(1, 2, 10, 1, 160, "bfloat16"),  # three blocks and a short tail
+    Shape(1, 2, 16, 8, 128, "float8_e4m3fn"),  # four blocks
+    Shape(3, 2, 16, 4, 72, "float8_e4m3fn"),  # 4608 values a part: a block and two units
+    Shape(2, 1, 16, 1, 580, "float8_e5m2"),  # a joint latent: two blocks, four units and a tail
+    Shape(1, 2, 10, 1, 160, "float8_e5m2"),  # six units and a tail
 ]
+Kernels = dict[bool, HostKernels]  # by whether they are of bfloat16
+
+
+def is_wide(shape: Shape) -> bool:
+    return shape.dtype == "bfloat16"
+
+
+def host_codec(shape: Shape) -> Codec:
+    return Exponents() if is_wide(shape) else Float8()
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
-    return HostKernels(exponent_kernels.SOURCE, exponent_kernels.NAMES, tmp_path_factory.mktemp("kernels"))
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return {
+        one is exponent_kernels: HostKernels(one.SOURCE, one.NAMES, tmp_path_factory.mktemp("kernels"))
+        for one in (exponent_kernels, float8_kernels)
+    }
 
 
 class Bench:
     """A fake device with the codec on it, and room for fragments of one shape."""
 
-    def __init__(self, kernels: HostKernels, shape: Shape, seed: int) -> None:
+    def __init__(self, kernels: Kernels, shape: Shape, seed: int) -> None:
         self.device = FakeDevice(seed=seed)
         self.shape = shape
-        self.codec = DeviceExponents(self.device, kernels)
+        self.codec = (DeviceExponents if is_wide(shape) else DeviceFloat8)(
+            self.device, kernels[is_wide(shape)]
+        )
         stream = self.device.take_stream()
         self.stream = stream
-        self.stored_bytes = -(-Exponents().stored_bound(shape) // 8) * 8
+        self.stored_bytes = -(-host_codec(shape).stored_bound(shape) // 8) * 8
         self.memory: list[DeviceMemory] = []
 
     def place(self, num_bytes: int, payload: bytes = b"") -> int:
@@ -65,7 +87,7 @@ class Bench:
         records = [
             Record(self.place(len(s), s), len(s), self.place(self.shape.raw_bytes + 16)) for s in stored
         ]
-        ticket = self.codec.decode(self.stream, Exponents(), self.shape, records)
+        ticket = self.codec.decode(self.stream, host_codec(self.shape), self.shape, records)
         assert ticket is not None
         self.finish()
         status = ticket.results()
@@ -85,8 +107,8 @@ class Bench:
         assert not self.device.memory.regions
 
 
-@pytest.fixture(params=range(len(SHAPES)), ids=[f"{s.num_values}x{s.num_layers}" for s in SHAPES])
-def bench(request: pytest.FixtureRequest, kernels: HostKernels) -> Iterator[Bench]:
+@pytest.fixture(params=range(len(SHAPES)), ids=[f"{s.dtype}-{s.num_values}x{s.num_layers}" for s in SHAPES])
+def bench(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Bench]:
     opened = Bench(kernels, SHAPES[request.param], request.param)
     yield opened
     opened.close()
@@ -101,6 +123,8 @@ def payloads_of(shape: Shape, seed: int) -> list[bytes]:
 
     count = shape.num_values
     usual = rng.normal(0, 1, count)
+    if not is_wide(shape):
+        return payloads_of_fp8(shape, rng)
     heavy = usual * np.where(rng.random(count) < 0.02, 1e-9, 1.0)
     edges = rng.choice(np.array([0x0000, 0x8000, 0x7F80, 0xFFFF, 0x007F, 0x0080, 0x3F80], np.uint16), count)
     low = (rng.integers(0, 9, count).astype(np.uint16) << 7) | rng.integers(0, 128, count).astype(np.uint16)
@@ -123,11 +147,21 @@ def payloads_of(shape: Shape, seed: int) -> list[bytes]:
     ]
 
 
+def payloads_of_fp8(shape: Shape, rng: np.random.Generator) -> list[bytes]:
+    """Ordinary KV, with bytes of noise in it, one value, all of them; noise alone does not fit."""
+    count = shape.num_values
+    usual = e4m3_of(rng.normal(0, 1, count).astype(np.float32))
+    noisy = np.where(rng.random(count) < 0.02, rng.integers(0, 256, count), usual).astype(np.uint8)
+    few = rng.choice(np.array([0x38, 0xB8, 0x40, 0x30], np.uint8), count)
+    found = [usual, noisy, few, np.zeros(count, np.uint8), np.full(count, 0xFF, np.uint8)]
+    return [payload.tobytes() for payload in [*found, rng.integers(0, 256, count).astype(np.uint8)]]
+
+
 def encoded(shape: Shape, payload: bytes, room: int = 0) -> bytes | None:
     """Encode on the host into `room` bytes, or as many as is usual; None when it does not fit."""
-    into = bytearray(room or Exponents().stored_bound(shape))
+    into = bytearray(room or host_codec(shape).stored_bound(shape))
     try:
-        return bytes(into[: Exponents().encode(shape, memoryview(payload), memoryview(into))])
+        return bytes(into[: host_codec(shape).encode(shape, memoryview(payload), memoryview(into))])
     except DoesNotFit:
         return None
 
@@ -136,7 +170,7 @@ def decoded(shape: Shape, stored: bytes) -> bytes | None:
     """Decode on the host; None when it is refused."""
     into = bytearray(shape.raw_bytes)
     try:
-        Exponents().decode(shape, memoryview(stored), memoryview(into))
+        host_codec(shape).decode(shape, memoryview(stored), memoryview(into))
     except CodecError:
         return None
     return bytes(into)
@@ -154,7 +188,7 @@ def test_refuses_exactly_what_the_host_refuses(bench: Bench) -> None:
     """Damaged in the head, in the planes, in the list: the same verdict and, if it passes, the same bytes."""
     shape, rng = bench.shape, random.Random(7)
     good = [s for p in payloads_of(shape, 9) if (s := encoded(shape, p)) is not None]
-    head_bytes = 4 + 8 * Layout(shape).num_parts
+    head_bytes = exponents.Layout(shape).blocks_at if is_wide(shape) else float8.Float8Layout(shape).units_at
     damaged = []
     for number in range(60):
         stored = bytearray(rng.choice(good).ljust(bench.stored_bytes, b"\0"))
@@ -179,7 +213,7 @@ def test_not_a_byte_more_than_there_is(bench: Bench) -> None:
     assert bench.decode([stored[:-1]])[0] == [1]
 
 
-def test_scratch_is_bounded_and_comes_back(kernels: HostKernels) -> None:
+def test_scratch_is_bounded_and_comes_back(kernels: Kernels) -> None:
     shape = SHAPES[0]
     bench = Bench(kernels, shape, 3)
     stored = (encoded(shape, payloads_of(shape, 1)[1]) or b"").ljust(bench.stored_bytes, b"\0")
@@ -203,19 +237,27 @@ def test_what_it_does_not_take() -> None:
         raise AssertionError(name)
 
     codec = DeviceExponents(device, never)
-    exponents, too_long = Exponents(), Shape(1, 2, 1 << 14, 8, 512, "bfloat16")
-    assert codec.limits(exponents, SHAPES[0]).max_fragments == 256
-    assert codec.limits(exponents, SHAPES[0]._replace(dtype="float16")).max_fragments == 0
-    assert codec.limits(exponents, too_long).max_fragments == 0, "longer than a call takes"
+    wide, too_long = Exponents(), Shape(1, 2, 1 << 14, 8, 512, "bfloat16")
+    assert codec.limits(wide, SHAPES[0]).max_fragments == 256
+    assert codec.limits(wide, SHAPES[0]._replace(dtype="float16")).max_fragments == 0
+    assert codec.limits(wide, too_long).max_fragments == 0, "longer than a call takes"
     codec.slabs.close()
+    narrow = DeviceFloat8(device, never)
+    assert narrow.limits(Float8(), SHAPES[4]).max_fragments == 256
+    assert narrow.limits(Float8(), SHAPES[0]).max_fragments == 0
+    narrow.slabs.close()
     assert load_decoding(device) is None, "no compiler"
 
 
 @pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
 @pytest.mark.parametrize(
     ("source", "names"),
-    [(exponent_kernels.SOURCE, exponent_kernels.NAMES), (pieces.SOURCE, (pieces.NAME,))],
-    ids=["exponents", "pieces"],
+    [
+        (exponent_kernels.SOURCE, exponent_kernels.NAMES),
+        (float8_kernels.SOURCE, float8_kernels.NAMES),
+        (pieces.SOURCE, (pieces.NAME,)),
+    ],
+    ids=["exponents", "float8", "pieces"],
 )
 def test_the_source_compiles_for_gpus(source: str, names: tuple[str, ...], architecture: str) -> None:
     """By NVRTC, which needs no driver, where its library is installed."""

@@ -14,13 +14,15 @@ from typing import NamedTuple, TypeAlias
 
 from ...codecs.base import Codec, Shape
 from ...codecs.exact.exponents import Exponents
+from ...codecs.exact.float8 import Float8
 from ...codecs.lossy.profiled import Profiled
 from ..device.contract import Device, Stream
 from ..device.launching import load
 from ..device.slabs import Ticket
-from . import digest_kernels, exponent_kernels, quantised_kernels
+from . import digest_kernels, exponent_kernels, float8_kernels, quantised_kernels
 from .digest import DeviceDigest, digests_of
 from .exponents import CallLimits, DeviceExponents, Record
+from .float8 import DeviceFloat8
 from .quantised import DeviceQuantised
 
 
@@ -40,9 +42,16 @@ Digests: TypeAlias = Callable[[], list[bytes | None]]
 class DeviceDecoding:
     """Decoders and digest of one device. For one thread at a time. `close` when no stream works for it."""
 
-    def __init__(self, exponents: DeviceExponents, quantised: DeviceQuantised, digest: DeviceDigest) -> None:
-        self._decoders: dict[type, DeviceExponents | DeviceQuantised] = {
+    def __init__(
+        self,
+        exponents: DeviceExponents,
+        float8: DeviceFloat8,
+        quantised: DeviceQuantised,
+        digest: DeviceDigest,
+    ) -> None:
+        self._decoders: dict[type, DeviceExponents | DeviceFloat8 | DeviceQuantised] = {
             Exponents: exponents,
+            Float8: float8,
             Profiled: quantised,
         }
         self._digest = digest
@@ -119,15 +128,18 @@ def load_decoding(device: Device) -> DeviceDecoding | None:
     Raises DeviceError.
     """
     exponents = load(device, exponent_kernels.SOURCE, exponent_kernels.NAMES)
+    float8 = load(device, float8_kernels.SOURCE, float8_kernels.NAMES)
     quantised = load(device, quantised_kernels.SOURCE, quantised_kernels.NAMES)
     digest = load(device, digest_kernels.SOURCE, digest_kernels.NAMES)
-    if exponents is None or quantised is None or digest is None:
+    if exponents is None or float8 is None or quantised is None or digest is None:
         return None
     with ExitStack() as undo:
         on_exponents = DeviceExponents(device, exponents)
         undo.callback(on_exponents.slabs.close)
+        on_float8 = DeviceFloat8(device, float8)
+        undo.callback(on_float8.slabs.close)
         on_profiles = DeviceQuantised(device, quantised)
         undo.callback(on_profiles.slabs.close)
-        decoding = DeviceDecoding(on_exponents, on_profiles, DeviceDigest(device, digest))
+        decoding = DeviceDecoding(on_exponents, on_float8, on_profiles, DeviceDigest(device, digest))
         undo.pop_all()
     return decoding
