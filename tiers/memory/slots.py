@@ -11,6 +11,7 @@ The pool can be resized while it is used. Extents that shall go are *leaving*: n
 the last slot is given back the extent is *gone*, its number never used again (a client may still map it).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -70,6 +71,7 @@ class SlotPool:
         # Extents with a free slot, per (domain, slot_bytes). A dict is used as an ordered set.
         self._open: dict[tuple[int, int], dict[int, None]] = {}
         self._taken_bytes = 0
+        self._taken_of: Counter[int] = Counter()  # the same, by domain
         self._payload_bytes = 0
 
     def can_hold(self, num_bytes: int) -> bool:
@@ -94,6 +96,7 @@ class SlotPool:
         if not extent.free:
             del candidates[number]
         self._taken_bytes += slot_bytes
+        self._taken_of[domain] += slot_bytes
         self._payload_bytes += num_bytes
         return place_of(number, slot)
 
@@ -123,6 +126,7 @@ class SlotPool:
         assert reserved_bytes == num_bytes, f"slot {number}/{slot} was taken for {reserved_bytes}"
         extent.free.append(slot)
         self._taken_bytes -= extent.slot_bytes
+        self._taken_of[extent.domain] -= extent.slot_bytes
         self._payload_bytes -= num_bytes
         if not extent.taken:
             self._open.get((extent.domain, extent.slot_bytes), {}).pop(number, None)
@@ -222,6 +226,7 @@ class SlotPool:
         if extent.free:
             self._make_available(number)
         self._taken_bytes += len(sizes) * extent.slot_bytes
+        self._taken_of[domain] += len(sizes) * extent.slot_bytes
         self._payload_bytes += sum(sizes.values())
         if (share := self._share_of.get(domain)) is not None:
             share.num_extents += 1
@@ -289,6 +294,10 @@ class SlotPool:
         """Return the domains that have an extent, be it empty."""
         return {extent.domain for extent in self._extents} - {_UNBOUND}
 
+    def taken_by_domain(self) -> dict[int, int]:
+        """Return the bytes that each isolation domain has taken, those in leaving extents included."""
+        return {domain: num_bytes for domain, num_bytes in self._taken_of.items() if num_bytes}
+
     def statistics(self) -> RoomStatistics:
         """Return the present numbers; slots of uncut extents count as free in full.
         What is in leaving extents counts as taken, but not to the capacity: it has to find room elsewhere."""
@@ -326,6 +335,11 @@ class SlotPool:
             problems.append(f"{self.num_extents} extents are not those that neither leave nor are gone")
         if total != self._taken_bytes:
             problems.append(f"taken_bytes {self._taken_bytes} != sum over slots {total}")
+        by_domain = Counter[int]()
+        for extent in self._extents:
+            by_domain[extent.domain] += len(extent.taken) * extent.slot_bytes
+        if +by_domain != +self._taken_of:
+            problems.append(f"taken by domain: {+self._taken_of}, sums over slots {+by_domain}")
         if payload != self._payload_bytes:
             problems.append(f"payload_bytes {self._payload_bytes} != sum over slots {payload}")
         return problems
@@ -351,6 +365,7 @@ class SlotPool:
             first = place_of(number, 0)
             places += [first + slot for slot in slots]
         self._taken_bytes += len(places) * slot_bytes
+        self._taken_of[domain] += len(places) * slot_bytes
         self._payload_bytes += len(places) * num_bytes
         while len(places) % multiple:
             self.release(places.pop(), num_bytes)
@@ -368,6 +383,7 @@ class SlotPool:
         assert released.count(num_bytes) == len(slots), f"extent {number}: not all of {num_bytes} bytes"
         extent.free += slots
         self._taken_bytes -= extent.slot_bytes * len(slots)
+        self._taken_of[extent.domain] -= extent.slot_bytes * len(slots)
         self._payload_bytes -= num_bytes * len(slots)
         self._make_available(number)
 

@@ -6,14 +6,19 @@ and help no other. Policies know nothing of domains; so candidates of other doma
 are set aside here, each in its own domain's queue, cheapest first, and are taken from there when it is their
 turn. Each is named once, so a choice costs a constant on average.
 
+What clients say of retention orders the blocks of their own tenant only: while any is stated, room that no
+domain asked for is made by the tenant that holds the most.
+
 With one domain this is the policy itself. Rejected: a policy per domain. What they learn (and what is kept
 over a restart) would fall apart, and every restart of a domain would begin anew."""
 
 import heapq
+from collections import Counter
 from typing import NamedTuple
 
 from ....policies.base import Newcomer, Victim
-from ....tiers.block import NO_SESSION, Tier, Urgency
+from ....tiers.block import NO_SESSION, Tier, Urgency, tenant_of
+from ....tiers.memory.slots import SlotPool
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
@@ -53,7 +58,7 @@ class Victims:
         self._residency = residency
         self._aside: dict[tuple[Tier, int], list[_Aside]] = {}
         self._num_namespaces = 0  # that is_divided looked at
-        self._domains: set[int] = set()
+        self._tenants: dict[int, str] = {}  # by number of isolation domain
 
     def choose(self, tier: Tier, domain: int | None) -> Victim | None:
         """Return the next candidate of `domain` (None: of any) in `tier`, None when there is none.
@@ -62,11 +67,18 @@ class Victims:
         if not self._is_divided():
             return policy.choose(now)
         if domain is None:
+            crowding = self._crowding(tier) if self._core.catalog.retained else None
+            if crowding is not None and (found := self._choose_of(tier, crowding)) is not None:
+                return found
             if (victim := policy.choose(now)) is not None:
                 self._set_aside(tier, victim)
             queues = [self._settled(tier, number) for number in self._domains_of(tier)]
             queue = min((q for q in queues if q), key=lambda q: q[0].price, default=None)
             return self._take(queue) if queue else None
+        return self._choose_of(tier, domain)
+
+    def _choose_of(self, tier: Tier, domain: int) -> Victim | None:
+        policy, now = self._core.policies.evictions[tier], self._core.now
         if queue := self._settled(tier, domain):
             return self._take(queue)
         while (victim := policy.choose(now)) is not None:
@@ -85,8 +97,22 @@ class Victims:
         namespaces = self._core.catalog.namespaces
         if len(namespaces) != self._num_namespaces:
             self._num_namespaces = len(namespaces)
-            self._domains = {namespace.domain for namespace in namespaces.values()}
-        return len(self._domains) > 1
+            self._tenants = {one.domain: tenant_of(one.identity.domain) for one in namespaces.values()}
+        return len(self._tenants) > 1
+
+    def _crowding(self, tier: Tier) -> int | None:
+        """Return the largest domain of the tenant with the most of a tier; None: all have as much."""
+        room = self._core.rooms[tier]
+        if not isinstance(room, SlotPool):
+            return None
+        taken, of_tenant = room.taken_by_domain(), Counter[str]()
+        for domain, num_bytes in taken.items():
+            of_tenant[self._tenants.get(domain, "")] += num_bytes
+        tenant = max(of_tenant, key=of_tenant.__getitem__, default="")
+        if of_tenant[tenant] * len(of_tenant) <= sum(taken.values()):
+            return None
+        own = [domain for domain in taken if self._tenants.get(domain, "") == tenant]
+        return max(own, key=taken.__getitem__)
 
     def _domains_of(self, tier: Tier) -> list[int]:
         return [number for one, number in self._aside if one is tier]

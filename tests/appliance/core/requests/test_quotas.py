@@ -1,7 +1,7 @@
 """Quotas and victims: two tenants on one planner, whatever they do, in any order."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,7 +97,7 @@ class Shared:
             self.do(ev.Tick())
         return self.answers[call]
 
-    def put(self, client: int, name: int, count: int) -> bytes:
+    def put(self, client: int, name: int, count: int, retention: Sequence[ev.RetentionHint] = ()) -> bytes:
         self.removed = []
         chain = names(client, name, count)
         spans = [(block * BLOCK_BYTES, BLOCK_BYTES) for block in range(count)]
@@ -108,7 +108,9 @@ class Shared:
                 "",
                 0,
                 spans,
-                ev.ReserveRequested(call, client, "", self.namespace[client], b"", chain, ""),
+                ev.ReserveRequested(
+                    call, client, "", self.namespace[client], b"", chain, "", retention=retention
+                ),
             )
         )
         assert isinstance(result, PutResult)

@@ -1,10 +1,18 @@
 """What one tenant can take of pins, sessions and waiting requests: never what others need."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.events import RetentionHint
 from kvtier.appliance.core.results import PinResult, Refusal
 from kvtier.tiers.block import Tier, Urgency
 
-from .test_quotas import ACME, BOLT, NUM_EXTENTS, Shared
+from .test_quotas import ACME, BOLT, NUM_EXTENTS, Shared, names
+
+Record = Callable[[str, object], None]
 
 
 class Divided(Shared):
@@ -27,17 +35,19 @@ def pin_until_refused(
     return most, None
 
 
-def test_many_pins_on_one_block_do_not_use_up_the_bytes_of_others() -> None:
+def test_many_pins_on_one_block_do_not_use_up_the_bytes_of_others(record_property: Record) -> None:
     """Before: 16,384 pins on one block of 4 KiB refused every other pin for days."""
     shared = Divided()
     assert pin_until_refused(shared, ACME, 1, most=3 * NUM_EXTENTS) == (3 * NUM_EXTENTS, None)
     assert shared.planner.pins.pinned_bytes(Tier.DRAM) == shared.planner.catalog.block_bytes(0)
     assert isinstance(shared.pin(BOLT, 0, 2), PinResult)
+    record_property("pins_on_one_block", 3 * NUM_EXTENTS)
 
 
-def test_pins_of_one_tenant_leave_the_others_their_share() -> None:
+def test_pins_of_one_tenant_leave_the_others_their_share(record_property: Record) -> None:
     shared = Divided(max_pinned_blocks=40)
     number, refusal = pin_until_refused(shared, ACME, 1)
+    record_property("pinned_blocks", number)
     assert number == 20
     assert refusal is not None
     assert (refusal.reason, refusal.retry_after_s) == ("TIER_FULL", 1.0)
@@ -66,7 +76,7 @@ def test_what_pins_took_is_given_back_with_the_last_of_them() -> None:
     assert shared.planner.pins.pinned_bytes(Tier.DRAM) == 0
 
 
-def test_sessions_of_one_tenant_do_not_make_others_forgotten() -> None:
+def test_sessions_of_one_tenant_do_not_make_others_forgotten(record_property: Record) -> None:
     """Before: the longest silent session of all tenants was forgotten."""
     shared = Divided(max_sessions=20)
     for number in range(4):
@@ -74,6 +84,7 @@ def test_sessions_of_one_tenant_do_not_make_others_forgotten() -> None:
     for number in range(100):
         shared.do(ev.SessionUpdated(ACME, f"acme\tloud {number}", Urgency.WAITING))
     names = [session.id for session in shared.planner.sessions]
+    record_property("sessions_of_others", sum(name.startswith("bolt\t") for name in names))
     assert sum(name.startswith("bolt\t") for name in names) == 4
     own = [name for name in names if name.startswith("acme\t")]
     assert own == [f"acme\tloud {number}" for number in range(100 - len(own), 100)]
@@ -92,6 +103,36 @@ def test_sessions_that_ended_leave_their_share_to_new_ones() -> None:
         shared.do(ev.SessionUpdated(ACME, f"acme\tnew {number}", Urgency.WAITING))
     names = [session.id for session in shared.planner.sessions]
     assert [name for name in names if name.startswith("acme\t")] == [f"acme\tnew {n}" for n in range(8)]
+
+
+@pytest.mark.parametrize("priority", [51, 100])
+def test_what_a_tenant_says_of_retention_costs_no_other_one_its_part_of_memory(
+    priority: int, record_property: Record
+) -> None:
+    """Before: all blocks of the other tenant left, however lately they were used. In an engine whoever may
+    send `kv_hints` says it."""
+    shared = Shared({}, has_nvme=True, limits={"num_tenants": 2})
+    hint = (RetentionHint(0, 0, priority),)
+    for name in range(NUM_EXTENTS // 2):
+        shared.put(BOLT, name, 2)
+        shared.put(ACME, name, 2, hint)
+    for name in range(NUM_EXTENTS // 2):
+        lease = shared.acquire(BOLT, name, 2)
+        shared.do(ev.ReleaseRequested(None, BOLT, [lease.lease_id]))
+    options = replace(shared.planner.core.options, high_watermark=0.5, low_watermark=0.5)
+    shared.do(ev.PolicyChanged(options, shared.planner.core.choice, {}))
+    for _ in range(30):
+        shared.now += 1.0
+        shared.do(ev.Tick())
+    catalog = shared.planner.catalog
+    rows = [
+        catalog.find(shared.namespace[BOLT], name)
+        for n in range(NUM_EXTENTS // 2)
+        for name in names(BOLT, n, 2)
+    ]
+    num_left = sum(catalog.num_resident[Tier.DRAM][row] > 0 for row in rows)
+    record_property("retained_beside", num_left)
+    assert num_left == NUM_EXTENTS // 2, "half of what there may be below the watermark"
 
 
 class Waiter:
