@@ -29,8 +29,10 @@ from collections.abc import Sequence
 
 EXIT_FAILED = 70  # of the daemon: its planner failed; what memory holds is as good as before
 EXIT_RESTART = 75  # of the daemon: it was asked to make room for a new one
+FORK_RETRY_S = 1.0
 MAX_EARLY_DEATHS = 3  # in a row, before the daemon served; before the last one memory is given up
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_TO_END = (signal.SIGTERM, signal.SIGINT)
+_FORWARDED = (*_TO_END, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _MAX_MESSAGE_BYTES = 512
 
@@ -60,7 +62,16 @@ class Supervisor:
             self._has_served = False
             # Blocked in the child until it can handle them; what comes meanwhile waits.
             signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-            self._child = os.fork()
+            try:
+                self._child = os.fork()
+            except OSError as error:  # no process to be had just now: that must not cost what is kept
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+                ours.close()
+                theirs.close()
+                if not self.kept or self._is_to_end_within(FORK_RETRY_S):
+                    raise
+                _report(f"cannot start a daemon ({error.strerror}); trying again")
+                continue
             if not self._child:
                 ours.close()
                 return self._become_daemon(theirs, supervisor)
@@ -77,6 +88,14 @@ class Supervisor:
                 self._give_up_memory()
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             _report(f"the daemon ended ({why}); starting another one")
+
+    def _is_to_end_within(self, seconds: float) -> bool:
+        """Wait while there is no daemon; return whether a signal asks to end."""
+        if select.select([self._signals], [], [], seconds)[0]:
+            self._is_ending = {signal.SIGTERM, signal.SIGINT}.intersection(
+                os.read(self._signals, 4096)
+            ) != set()
+        return self._is_ending
 
     def _become_daemon(self, channel: socket.socket, supervisor: int) -> int:
         """Run the daemon in this process, a child; return its exit code."""
@@ -112,7 +131,7 @@ class Supervisor:
         """Pass signals on; return the daemon's exit code once it is dead."""
         for number in os.read(self._signals, 4096):
             if number != signal.SIGCHLD:
-                self._is_ending |= number in (signal.SIGTERM, signal.SIGINT)
+                self._is_ending |= number in _TO_END
                 os.kill(self._child, number)  # dead or not, it is ours until it is waited for
         pid, status = os.waitpid(self._child, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None

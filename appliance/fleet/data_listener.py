@@ -1,9 +1,11 @@
 """DataListener: accepts data connections of other hosts, and sends what their tickets stand for.
 
-Connections are accepted, proven and asked for tickets on the event loop; only bytes are sent in threads. So
-anything that reaches the port, connects and sends nothing, or half a ticket, takes no thread, and one that
-never showed a ticket makes room when there are too many connections. A thread for each connection that begins
-a ticket was rejected: a dozen strangers held up all hosts. A host that takes nothing of what is sent to it is
+Connections are accepted and asked for tickets on the event loop; only handshakes are made, and bytes sent, in
+threads. So anything that reaches the port, connects and sends nothing, or half a ticket, takes no thread, and
+one that never showed a ticket makes room when there are too many connections, first one of the address that
+has the most of them. A thread for each connection that begins a ticket was rejected: a dozen strangers held
+up all hosts. A handshake takes 0.6 ms and more of anything that connects: on the event loop, a thousand a
+second left it no time, so their steps share one thread. A host that takes nothing of what is sent to it is
 left after STALL_S: what it was to read stays pinned, and a thread is bound, until then.
 """
 
@@ -11,13 +13,16 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, bound_waits, break_off
 from ...sources.peers.sending import send_payloads
 from ..errors import StartError
+from ..server.local_server import rest
 from .fleet_tls import FleetTls
 from .tickets import DataTicket, PeerService
 
@@ -47,9 +52,9 @@ class DataListener:
         self._tls = tls
         self._clock = clock
         self._senders = ThreadPoolExecutor(MAX_SENDING, thread_name_prefix="kvtier-send")
-        self._connections: dict[
-            asyncio.Task[None], bool
-        ] = {}  # whether it ever showed a ticket; oldest first
+        self._prover = ThreadPoolExecutor(1, thread_name_prefix="kvtier-prove")
+        self._connections: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], str] = {}  # by address; never showed a ticket, oldest first
         self._is_stopping = False
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -72,25 +77,37 @@ class DataListener:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.to_thread(self._prover.shutdown)
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
-        except OSError:  # it has gone again, or there are no descriptors: the next one is asked for later
+            connection, peer = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as problem:  # out of descriptors: the peer waits in the backlog
+            log.warning("cannot accept a data connection: %s; raise `ulimit -n`", problem.strerror)
+            rest(self._listener, self._accept)
             return
         if len(self._connections) >= MAX_CONNECTIONS and not self._drop_stranger():
             connection.close()
             return
         task = self._loop.create_task(self._serve(connection))
-        self._connections[task] = False
-        task.add_done_callback(lambda task: self._connections.pop(task, None))
+        self._connections.add(task)
+        self._strangers[task] = peer[0]
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        self._strangers.pop(task, None)
 
     def _drop_stranger(self) -> bool:
-        """End the first of the connections that never showed a ticket; False: there is none."""
-        stranger = next((one for one, is_known in self._connections.items() if not is_known), None)
-        if stranger is None:
+        """End the oldest connection that never showed a ticket, of the address that has most of those; False:
+        there is none."""
+        if not self._strangers:
             return False
-        del self._connections[stranger]
+        [(address, _)] = Counter(self._strangers.values()).most_common(1)
+        stranger = next(one for one, known in self._strangers.items() if known == address)
+        self._forget(stranger)
         return stranger.cancel()
 
     async def _serve(self, connection: socket.socket) -> None:
@@ -105,7 +122,7 @@ class DataListener:
             while (ticket := self._tickets.take(number)) is not None:
                 task = asyncio.current_task()
                 assert task is not None
-                self._connections[task] = True
+                self._strangers.pop(task, None)
                 if not await self._loop.run_in_executor(self._senders, self._send, connection, ticket):
                     return
                 connection.setblocking(False)
@@ -142,7 +159,7 @@ class DataListener:
         try:
             while True:
                 try:
-                    encrypted.do_handshake()
+                    await self._in_turn(encrypted.do_handshake)
                     break
                 except ssl.SSLWantReadError:
                     await self._ready(encrypted)
@@ -153,6 +170,16 @@ class DataListener:
             encrypted.close()
             raise
         return encrypted
+
+    async def _in_turn(self, step: Callable[[], None]) -> None:
+        """Run a step of a handshake in the thread of all handshakes. Its socket stays open until it ended."""
+        running = self._loop.run_in_executor(self._prover, step)
+        try:
+            await asyncio.shield(running)
+        finally:
+            while not running.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
 
     async def _read_ticket(self, connection: socket.socket) -> bytes:
         found = b""

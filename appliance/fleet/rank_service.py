@@ -2,14 +2,19 @@
 
 What others hold is in their inventories, how busy they are in what they tell; what this host holds, and how
 fast its disk, other hosts and prefill are, is the planner's. The order is made in core/fleet.
+
+A ranking looks at every host and takes many turns of the event loop, so a tenant has one at a time; further
+ones wait, up to MAX_WAITING. Each in a task of its own was rejected: all of them went on in every turn of the
+loop, and what one tenant asked for held up all others for a second.
 """
 
 import asyncio
 import math
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from ...tiers.block import NamespaceIdentity
 from ...v1 import kvcache_pb2 as pb
@@ -27,6 +32,16 @@ from .tickets import PeerService
 
 MAX_CANDIDATES: Final = 1024
 HOSTS_PER_TURN: Final = 4  # looked up between two turns of the event loop
+MAX_WAITING: Final = 64  # of one tenant, with the one that is under way; each holds the names of a chain
+RETRY_S: Final = 0.1
+
+
+@dataclass(slots=True)
+class _Rankings:
+    """The rankings of one tenant: one goes on at a time."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num: int = 0
 
 
 class _Row(NamedTuple):
@@ -43,6 +58,7 @@ class RankService:
         self._cache = cache
         self._peers = peers
         self._fleet = fleet
+        self._lanes: dict[str, _Rankings] = {}  # by tenant; those that have any
 
     def rank(self, caller: Caller, request: pb.RankRequest) -> "asyncio.Future[pb.RankResponse]":
         """Return the hosts for a chain, the one with the earliest first token first. Changes nothing.
@@ -50,7 +66,30 @@ class RankService:
         names = self._cache.chain(request.prefix_hashes)
         identity = self._cache.identity_of(caller, request.namespace_id)
         queues = _queues(request.candidates)
-        return asyncio.ensure_future(self._rank(request.namespace_id, identity, names, queues))
+        tenant = caller.tenancy.name or caller.principal.name
+        lane = self._lanes.setdefault(tenant, _Rankings())
+        if lane.num >= MAX_WAITING:
+            raise error("TOO_MANY_IN_FLIGHT", f"{lane.num} rankings of the tenant wait; ask later", RETRY_S)
+        lane.num += 1
+        ranked = asyncio.ensure_future(
+            self._in_turn(lane, self._rank(request.namespace_id, identity, names, queues))
+        )
+        ranked.add_done_callback(lambda _: self._end(tenant, lane))
+        return ranked
+
+    async def _in_turn(
+        self, lane: _Rankings, ranking: Coroutine[Any, Any, pb.RankResponse]
+    ) -> pb.RankResponse:
+        try:
+            async with lane.turn:
+                return await ranking
+        finally:
+            ranking.close()  # one that was given up before its turn
+
+    def _end(self, tenant: str, lane: _Rankings) -> None:
+        lane.num -= 1
+        if not lane.num:
+            del self._lanes[tenant]
 
     async def _rank(
         self,

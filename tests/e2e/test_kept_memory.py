@@ -232,3 +232,29 @@ def test_a_signal_to_end_drains_the_daemon_and_ends_both(running: Daemon) -> Non
     serving = running.pid
     assert running.stop(signal.SIGTERM) == 0
     assert not is_alive(serving)
+
+
+def test_memory_stays_while_no_process_can_be_had() -> None:
+    """Before: a fork that failed ended the supervisor, and all memory with it."""
+    program = """
+import errno, mmap, os, sys
+from kvtier.appliance import supervisor
+
+fork, failures = os.fork, [OSError(errno.EAGAIN, "no process left")] * 3
+
+def failing():
+    if failures:
+        raise failures.pop()
+    return fork()
+
+os.fork, supervisor.FORK_RETRY_S = failing, 0.01
+one = supervisor.Supervisor([])
+memory = os.memfd_create("kept")
+os.ftruncate(memory, 4096)
+one.kept["dram 0"] = memory, mmap.mmap(memory, 4096)
+one._become_daemon = lambda channel, parent: 40 + len(one.kept)
+sys.exit(one.run())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 41, ended.stderr
+    assert ended.stderr.count("cannot start a daemon (no process left)") == 3

@@ -1,5 +1,7 @@
 """Rank: any host of a fleet says which one a prompt should go to; real daemons on loopback."""
 
+import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,16 @@ import grpc
 import pytest
 
 from kvtier.appliance.errors import DETAIL_KEY
+from kvtier.appliance.fleet.rank_service import MAX_WAITING, RankService
 from kvtier.clients import PrefillSpeed, Rank
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import types_pb2
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
+from kvtier.v1.local import Flag, Frame, Method, encode
 
+from ..appliance.conftest import small_settings
+from ..appliance.loops import DaemonThread
+from ..appliance.raw_client import RawClient
 from .fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of, until
 
 SPEED = PrefillSpeed(tokens_per_s=100.0)  # so slow that fetching pays
@@ -107,3 +114,39 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         most = [pb.RankCandidate(host=str(number)) for number in range(1024)]
         request = pb.RankRequest(namespace_id=1, prefix_hashes=NAME * 4096, candidates=most)
         assert len(stub.Rank(request, timeout=60).hosts) == 1024
+
+
+def test_rankings_of_one_tenant_go_on_one_at_a_time(tmp_path: Path) -> None:
+    """Before: all of them in every turn of the event loop; beside 64 hosts others waited up to a second."""
+    settings = small_settings(tmp_path, tenants={"acme": {"members": [f"uid:{os.getuid()}"]}})
+    under_way, most = [0], [0]
+
+    async def counted(self: RankService, *asked: object) -> pb.RankResponse:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        under_way[0] -= 1
+        return pb.RankResponse(num_blocks=1)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        DaemonThread(settings) as served,
+        RawClient(served.daemon.service.facts.local_socket_path) as client,
+    ):
+        patch.setattr(RankService, "_rank", counted)
+        client.attach()
+        request = pb.RankRequest(namespace_id=client.register().namespace_id, prefix_hashes=NAME)
+        frames = [
+            encode(Frame(Method.RANK, Flag.NONE, 100 + number, request.SerializeToString()))
+            for number in range(200)
+        ]
+        served.call(lambda: client.socket.sendall(b"".join(frames)))  # one wake-up finds them all
+        answers = [client.receive() for _ in frames]
+        refused = [one for one in answers if one.flags & Flag.ERROR]
+        told = {types_pb2.ErrorDetail.FromString(one.payload).reason for one in refused}
+        assert told == {"TOO_MANY_IN_FLIGHT"}
+        assert len(answers) - len(refused) >= MAX_WAITING
+        assert most == [1]
+        answered = client.call(Method.RANK, request, pb.RankResponse)
+        assert answered.num_blocks == 1, "what has ended is given back"

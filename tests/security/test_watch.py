@@ -1,12 +1,16 @@
 """A tenant watches the blocks of its own isolation domain, and learns nothing of other tenants by it."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from kvtier.appliance.errors import DETAIL_KEY
 from kvtier.appliance.event_log import MAX_DOMAIN_EVENTS, EventLog, whole_domain
+from kvtier.appliance.server import grpc_server
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 
@@ -140,3 +144,31 @@ def test_what_is_remembered_of_a_tenant_does_not_depend_on_others(world: World) 
 )
 def test_a_part_belongs_to_its_tenant(domain: str, whole: str) -> None:
     assert whole_domain(domain) == whole
+
+
+def test_streams_of_one_tenant_leave_others_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    """Before: 256, each of which sends every change of the tenant; others' calls waited behind them."""
+    monkeypatch.setattr(grpc_server, "MAX_WATCHES", 8)
+    with with_tokens(tmp_path) as world:
+        acme, bolt = Tenant(world, ACME), Tenant(world, BOLT)
+        streams = [acme.watch()[0] for _ in range(4)]
+        with pytest.raises(grpc.RpcError) as refused:
+            acme.watch()
+        problem: Any = refused.value
+        detail = dict(problem.trailing_metadata())[DETAIL_KEY]
+        assert types_pb2.ErrorDetail.FromString(detail).reason == "TOO_MANY_IN_FLIGHT"
+        record_property("watches_of_a_tenant", len(streams))
+        streams.pop(0).cancel()
+        deadline_at = time.monotonic() + TIMEOUT_S
+        while True:  # what has ended is given back, once the daemon hears of it
+            try:
+                streams.append(acme.watch()[0])
+                break
+            except grpc.RpcError:
+                assert time.monotonic() < deadline_at
+                time.sleep(0.01)
+        streams.append(bolt.watch()[0])
+        for stream in streams:
+            stream.cancel()

@@ -78,3 +78,16 @@ def test_a_ticket_is_good_once(tmp_path: Path) -> None:
                 except ConnectionResetError:
                     answer = b""
                 assert answer == (b"kvtr" if is_good else b"")
+
+
+def test_strangers_of_one_address_take_no_place_of_another(tmp_path: Path) -> None:
+    """Before: the oldest one went, whoever it was; a host has none but that while it connects."""
+    with fleet(tmp_path, 1) as (host,), ExitStack() as open_ones:
+        host.put(1)
+        ticket = ticket_of(host, 1)
+        address = ("127.0.0.1", ticket.data_port)
+        first = open_ones.enter_context(socket.create_connection(address, 60, ("127.0.0.2", 0)))
+        for _ in range(MAX_CONNECTIONS + MAX_SENDING):
+            open_ones.enter_context(socket.create_connection(address, 60))
+        first.sendall(ticket.ticket)
+        assert first.recv(4) == b"kvtr"

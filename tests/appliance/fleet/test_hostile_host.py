@@ -96,3 +96,16 @@ def test_an_acquire_ends_by_its_deadline_beside_a_host_that_stalls(tmp_path: Pat
         assert host.counter("peer_fetches_broken") > 0  # after a second without a byte
         host.put(1)
         assert host.read(1) == CHAIN_BLOCKS
+
+
+def test_more_names_than_a_host_sends_at_once_end_its_stream(tmp_path: Path) -> None:
+    """Before: half a million in a message, and the event loop stood still for 170 ms with each."""
+    hostile = HostileHost("refuses", IDENTITY, [number.to_bytes(32) for number in range(30_000)])
+    host = Host(tmp_path / "host", free_port(), [f"127.0.0.1:{hostile.port}"], {})
+    try:
+        host.daemon.start()
+        host.register()
+        host.daemon.wait_for_log("it names 60000 blocks in one message, which no host does")
+    finally:
+        host.daemon.close()
+        hostile.close()
