@@ -4,7 +4,7 @@ import asyncio
 import threading
 import typing
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -345,7 +345,7 @@ def test_a_store_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> Non
 
 @pytest.mark.parametrize("verb", ["store_namespace", "free"])
 def test_a_store_that_failed_is_asked_again_and_comes_back(
-    verb: str, monkeypatch: pytest.MonkeyPatch
+    verb: str, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     """One failed append to the manifest took nvme offline until a restart."""
     monkeypatch.setattr("kvtier.appliance.appliance.STORE_RETRY_S", 0.001)
@@ -361,6 +361,7 @@ def test_a_store_that_failed_is_asked_again_and_comes_back(
             while appliance.counters[f"{verb}_failed"] < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         recorder.fails = False
+        record_property("failed_appends", appliance.counters[f"{verb}_failed"])
         planner.told.clear()
         back = await until_told(planner, ev.TierLost)
         assert isinstance(back, ev.TierLost)

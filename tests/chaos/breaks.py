@@ -94,6 +94,16 @@ FLEET_BREAKS = [
 ]
 
 
+def plant(chosen: Break, folder: Path) -> Path:
+    """Copy the product into `folder`, with a defect; return what PYTHONPATH is to name."""
+    for one in FOLDERS:
+        shutil.copytree(ROOT / one, folder / one, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (folder / chosen.file).read_text()
+    assert text.count(chosen.old) == 1, f"the defect {chosen.name} is stale: {chosen.file} has changed"
+    (folder / chosen.file).write_text(text.replace(chosen.old, chosen.new))
+    return folder / "src"
+
+
 @contextmanager
 def planted(name: str | None, folder: Path) -> Iterator[None]:
     """Let processes that are started meanwhile run a copy of the product with a defect; None: the product."""
@@ -101,14 +111,8 @@ def planted(name: str | None, folder: Path) -> Iterator[None]:
         yield
         return
     [chosen] = [one for one in BREAKS + FLEET_BREAKS if one.name == name]
-    copy = folder / "broken"
-    for one in FOLDERS:
-        shutil.copytree(ROOT / one, copy / one, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    text = (copy / chosen.file).read_text()
-    assert text.count(chosen.old) == 1, f"the defect {name} is stale: {chosen.file} has changed"
-    (copy / chosen.file).write_text(text.replace(chosen.old, chosen.new))
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(copy / "src")
+    os.environ["PYTHONPATH"] = str(plant(chosen, folder / "broken"))
     try:
         yield
     finally:

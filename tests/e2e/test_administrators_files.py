@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.cli.conftest import run
 from tests.daemon import Daemon
 
 STOP_S = 60.0
+Record = Callable[[str, object], None]
 
 
 def pipe_at(path: Path) -> None:
@@ -52,7 +54,9 @@ def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
     assert read_regular_file(tmp_path / "link", 8) == bytes(8)
 
 
-def test_a_pipe_in_place_of_the_policy_is_refused_and_the_daemon_ends(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_policy_is_refused_and_the_daemon_ends(
+    tmp_path: Path, record_property: Record
+) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("tiers: {dram: {capacity: 64MiB}}\nobserve: {http: off}\n")
     daemon = Daemon(tmp_path, policy)
@@ -61,7 +65,9 @@ def test_a_pipe_in_place_of_the_policy_is_refused_and_the_daemon_ends(tmp_path: 
     try:
         daemon.wait_for_log("it is no regular file")
     finally:
+        began_at = time.monotonic()
         assert daemon.stop() == 0
+    record_property("stop_with_a_pipe_s", time.monotonic() - began_at)
 
 
 @pytest.mark.parametrize("setting", ["certificate", "key", "client_ca", "tokens", "master_key", "profile"])
@@ -98,13 +104,15 @@ class HangingOrigin(Origin):
         return None
 
 
-def test_a_policy_file_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_a_policy_file_that_hangs_does_not_hold_up_the_end(tmp_path: Path, record_property: Record) -> None:
     served = DaemonThread(Loaded(small_settings(tmp_path)))
     try:
         with served:
             served.daemon.reload.origin = HangingOrigin(tmp_path / "policy.yaml")
             served.call(lambda: asyncio.ensure_future(served.daemon.reload.from_file()))
             assert HangingOrigin.reading.wait(STOP_S)
+            began_at = time.monotonic()
+        record_property("stop_while_hanging_s", time.monotonic() - began_at)
     finally:
         HangingOrigin.network.set()
 

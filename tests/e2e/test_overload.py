@@ -5,7 +5,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from ..appliance.loops import DaemonThread
 from ..appliance.raw_client import RawClient, Refused
 
 WAIT_S = 60.0
+Record = Callable[[str, object], None]
 TOKENS = {"flood": "kvt_flood", "quiet": "kvt_quiet"}
 
 
@@ -112,7 +113,8 @@ def test_a_refusal_has_a_reason_and_says_when_to_come_back(overloaded: DaemonThr
             pause.wait(0.01)
 
 
-def test_others_are_answered_while_one_floods(overloaded: DaemonThread) -> None:
+def test_others_are_answered_while_one_floods(overloaded: DaemonThread, record_property: Record) -> None:
+    num_answered = 1
     with channel_to(overloaded) as channel:
         flooded(channel)
         assert lookup(channel, "quiet") is None
@@ -123,6 +125,8 @@ def test_others_are_answered_while_one_floods(overloaded: DaemonThread) -> None:
             )
             assert health.status == health_pb2.HealthCheckResponse.SERVING
             AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=WAIT_S)
+            num_answered += 2
+    record_property("answered_beside_a_flood", num_answered)
 
 
 def test_a_client_that_connects_comes_again_as_it_is_told(overloaded: DaemonThread) -> None:
@@ -138,7 +142,7 @@ def test_a_client_that_connects_comes_again_as_it_is_told(overloaded: DaemonThre
 # ---------------------------------------------------------------------------------- too many streams
 
 
-def test_streams_of_health_leave_room_for_calls(folder: Path) -> None:
+def test_streams_of_health_leave_room_for_calls(folder: Path, record_property: Record) -> None:
     """256 of them were all calls that the server took."""
     with serve(folder) as served, contextlib.ExitStack() as stack:
         codes: list[Any] = []
@@ -152,13 +156,16 @@ def test_streams_of_health_leave_room_for_calls(folder: Path) -> None:
                 except grpc.RpcError:
                     codes.append(watch.code())
         assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * (300 - grpc_server.MAX_OPEN_STREAMS // 2)
+        record_property("health_streams", 300 - len(codes))
         channel = stack.enter_context(channel_to(served))
         assert lookup(channel, "quiet") is None
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
         AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=WAIT_S)
 
 
-def test_a_caller_has_its_share_of_streams(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_has_its_share_of_streams(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
     monkeypatch.setattr(grpc_server, "MAX_CALLS", 8)
     with serve(folder) as served, channel_to(served) as channel, contextlib.ExitStack() as stack:
         watches: list[Any] = []
@@ -175,6 +182,7 @@ def test_a_caller_has_its_share_of_streams(folder: Path, monkeypatch: pytest.Mon
         assert detail_of(caught.value).reason == "TOO_MANY_IN_FLIGHT"
         AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=WAIT_S)
         assert lookup(channel, "quiet") is None
+        record_property("streams_of_a_caller", len(watches) - 1)
 
 
 def test_a_call_without_its_request_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,13 +269,14 @@ def busy(served: DaemonThread) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("suffix", ["", ".local"])
-def test_connections_that_come_together_wait(folder: Path, suffix: str) -> None:
+def test_connections_that_come_together_wait(folder: Path, suffix: str, record_property: Record) -> None:
     """The 129th found the queue full, and its client took that for a daemon that is not there."""
     with serve(folder) as served, contextlib.ExitStack() as stack, busy(served):
         for _ in range(300):
             peer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             peer.setblocking(False)
             peer.connect(f"{folder}/k.sock{suffix}")
+    record_property("connected_at_once", 300)
 
 
 def test_an_attach_does_not_wait_for_the_staging_of_others(
@@ -291,40 +300,51 @@ def closed_to_us(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daem
     """A daemon with tenants, to which this user is a stranger."""
     monkeypatch.setattr(Authenticator, "is_stranger", lambda self, uid, gid, may_have_token=False: True)
     monkeypatch.setattr(local_server, "ATTACH_TIMEOUT_S", 1e6)
-    for module in (local_server, peer_credential_proxy):
-        monkeypatch.setattr(module, "MAX_STRANGERS", 1)
     with serve(folder, tenants={"acme": {"members": ["uid:424242"]}}) as served:
         yield served
 
 
-def test_a_stranger_at_the_local_socket_is_told_so_and_closed(closed_to_us: DaemonThread) -> None:
+def num_taken(path: str, undo: contextlib.ExitStack, num_before: int = 0) -> int:
+    """Connect as often as docs/limits.md allows users of no tenant, and once more, which is closed at once.
+    Return how many stay."""
+    peers = [undo.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(17 - num_before)]
+    for peer in peers:
+        peer.connect(path)
+    peers[-1].settimeout(WAIT_S)
+    assert peers[-1].recv(1) == b""
+    assert not any(map(is_closed, peers[:-1]))
+    return num_before + len(peers) - 1
+
+
+def test_a_stranger_at_the_local_socket_is_told_so_and_closed(
+    closed_to_us: DaemonThread, record_property: Record
+) -> None:
     path = closed_to_us.daemon.service.facts.local_socket_path
-    with RawClient(path) as first, RawClient(path) as second:
-        assert second.socket.recv(1) == b"", "closed at once: another one is being told"
+    with contextlib.ExitStack() as undo, RawClient(path) as first:
+        record_property("strangers_at_the_local_socket", num_taken(path, undo, num_before=1))
         with pytest.raises(Refused, match="belongs to no tenant"):
             first.attach()
         assert first.socket.recv(1) == b""
-    with RawClient(path) as third, pytest.raises(Refused, match="belongs to no tenant"):
-        third.attach()
+    with RawClient(path) as another, pytest.raises(Refused, match="belongs to no tenant"):
+        another.attach()
     assert closed_to_us.call(closed_to_us.daemon.counters)["local_closed_of_no_tenant"] >= 1
 
 
-def test_a_stranger_at_the_grpc_socket_has_few_connections(closed_to_us: DaemonThread) -> None:
+def test_a_stranger_at_the_grpc_socket_has_few_connections(
+    closed_to_us: DaemonThread, record_property: Record
+) -> None:
     path = closed_to_us.daemon.grpc.addresses[0].removeprefix("unix://")
-    with channel_to(closed_to_us) as channel:
+    with channel_to(closed_to_us) as channel, contextlib.ExitStack() as undo:
         with pytest.raises(grpc.RpcError) as caught:
             KVCacheServiceStub(channel).OpenClient(pb.OpenClientRequest(name="x"), timeout=WAIT_S)
         problem: Any = caught.value
         assert problem.code() is grpc.StatusCode.PERMISSION_DENIED
         assert detail_of(problem).reason == "NO_TENANT"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as second:
-            second.settimeout(WAIT_S)
-            second.connect(path)
-            assert second.recv(1) == b""
+        record_property("strangers_at_the_grpc_socket", num_taken(path, undo, num_before=1))
     assert closed_to_us.call(closed_to_us.daemon.counters)["grpc_closed_of_no_tenant"] == 1
 
 
-def test_tcp_connections_are_bounded(folder: Path) -> None:
+def test_tcp_connections_are_bounded(folder: Path, record_property: Record) -> None:
     """Before: one host opened as many as the daemon had descriptors. 1,025 is what docs/limits.md says."""
     limit, num_beyond = 1025, 8
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -341,6 +361,7 @@ def test_tcp_connections_are_bounded(folder: Path) -> None:
         while (num_closed := sum(is_closed(peer) for peer in peers)) < num_beyond:
             assert time.monotonic() < deadline_at, "all were taken"
             time.sleep(0.02)
+        record_property("tcp_connections", limit + num_beyond - num_closed)
         assert num_closed == num_beyond
 
 

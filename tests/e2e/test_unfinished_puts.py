@@ -2,6 +2,7 @@
 
 import os
 import queue
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from .scene import BLOCK_BYTES, WAIT_S, Remote, Scene
 NUM_BLOCKS = 8
 NEW = chain(NUM_BLOCKS, "announced")
 NEVER_S = 1e6
+Record = Callable[[str, object], None]
 
 
 class OpenPut:
@@ -91,10 +93,11 @@ def puts_in_progress(scene: Scene) -> Callable[[], int]:
 
 @pytest.mark.parametrize("idle_s", [NEVER_S], indirect=True)
 def test_an_announced_put_takes_no_space_before_its_bytes(
-    idle_s: float, scene: Scene, client: Remote
+    idle_s: float, scene: Scene, client: Remote, record_property: Record
 ) -> None:
     announced = OpenPut(client, header(scene, client))
     scene.until(lambda: puts_in_progress(scene)() == 1)
+    record_property("announced_put_bytes", scene.daemon.put_buffers.taken_bytes)
     assert whole_put(scene, client) == bytes([pb.PUT_OUTCOME_STORED]) * NUM_BLOCKS
     announced.cancel()
     scene.assert_unharmed()
@@ -102,10 +105,14 @@ def test_an_announced_put_takes_no_space_before_its_bytes(
 
 @pytest.mark.parametrize("idle_s", [0.05], indirect=True)
 @pytest.mark.parametrize("sends_header", [False, True])
-def test_a_silent_put_ends(idle_s: float, sends_header: bool, scene: Scene, client: Remote) -> None:
+def test_a_silent_put_ends(
+    idle_s: float, sends_header: bool, scene: Scene, client: Remote, record_property: Record
+) -> None:
     parts = [header(scene, client), pb.PutRequest(chunk=b"d")] if sends_header else []
+    began_at = time.monotonic()
     silent = OpenPut(client, *parts)
     assert silent.reason() == "UNKNOWN_RESERVATION"
+    record_property("silent_put_s", time.monotonic() - began_at)
     scene.assert_unharmed()
 
 
@@ -119,10 +126,13 @@ def test_a_put_ends_with_its_client(idle_s: float, scene: Scene, client: Remote)
 
 
 @pytest.mark.parametrize("idle_s", [NEVER_S], indirect=True)
-def test_puts_without_a_header_leave_calls_for_others(idle_s: float, scene: Scene, client: Remote) -> None:
+def test_puts_without_a_header_leave_calls_for_others(
+    idle_s: float, scene: Scene, client: Remote, record_property: Record
+) -> None:
     silent = [OpenPut(client) for _ in range(2)]
     scene.until(lambda: puts_in_progress(scene)() == 2)
     assert OpenPut(client).reason() == "TOO_MANY_IN_FLIGHT"
+    record_property("puts_without_a_header", puts_in_progress(scene)())
     client.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=WAIT_S)
     for put in silent:
         put.cancel()

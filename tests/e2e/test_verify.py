@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,9 @@ def test_what_rots_in_every_tier_is_lost_and_said_to_be(served: DaemonThread, tm
     assert scene.lookup(scene.blocks) == 5
 
 
-def test_the_background_finds_it_without_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_background_finds_it_without_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
     monkeypatch.setattr(scrubber.Scrubber.__init__, "__kwdefaults__", {"share": 0.5, "min_pass_s": 0.05})
     dice = random.Random(17)
     with DaemonThread(small_settings(tmp_path, nvme=True, write="through")) as served:
@@ -114,6 +117,7 @@ def test_the_background_finds_it_without_being_asked(tmp_path: Path, monkeypatch
         assert "3 fragments were damaged: see the log" in shown
         numbers = json.loads(run("status", "--json", target=scene.address).stdout)["scrubs"]
         assert [(one["tier"], one["num_damaged"]) for one in numbers] == [("dram", 3), ("nvme", 3)]
+        record_property("rot_found", sum(one["num_damaged"] for one in numbers))
 
 
 def test_a_folder_is_verified_after_the_daemon_and_not_before(tmp_path: Path) -> None:

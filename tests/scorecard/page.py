@@ -1,11 +1,15 @@
 """The tables of docs/reliability.md, made from docs/data/reliability.json."""
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .defects import DEFECTS
+from .mends import MENDS
+from .readers import Figures
 from .record import ROOT, Entry, load, sums
-from .rows import ROWS, Figures, Row
+from .rows import ROWS, Row
 
 PAGE = ROOT / "docs" / "reliability.md"
 NEVER = "never ran"
@@ -23,6 +27,7 @@ def scorecard_page() -> Iterator[tuple[Path, bytes]]:
         ("scorecard", scorecard(entries)),
         ("runs", runs(entries)),
         ("defects", defects()),
+        ("mends", mends(entries)),
     ):
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, _, rest = text.partition(begin)
@@ -77,6 +82,21 @@ def defects() -> str:
         tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in defect.tests)
         lines.append(f"| {number} | {defect.threads} | {defect.what} | {tests} |")
     return "\n".join(lines) + "\n"
+
+
+def mends(entries: list[Entry]) -> str:
+    """Return one line per mend, with figures of the last run of the rows `mends` and `overload`."""
+    last = {entry.row: entry for entry in entries if entry.figures and entry.row in ("mends", "overload")}
+    figures: defaultdict[str, float] = defaultdict(lambda: math.nan)
+    for entry in last.values():
+        figures |= entry.figures
+    lines = ["| | what | before | now | fails without it |", "|---|---|---|---|---|"]
+    for mend in MENDS:
+        tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in mend.tests)
+        now = mend.now.format_map(figures)
+        lines.append(f"| {mend.number} | {mend.what} | {mend.before} | {now} | {tests} |")
+    ran = [f"`{name}` on {one.commit}, {one.date}, {one.machine}" for name, one in sorted(last.items())]
+    return "\n".join(lines) + f"\n\nNow: {'; '.join(ran)}.\n" if ran else "\n".join(lines) + "\n"
 
 
 def _progress(row: Row, figures: Figures) -> str:
@@ -145,8 +165,9 @@ def _timing(figures: Figures, mine: list[Entry]) -> str:
 SHOWN: dict[str, Callable[[Figures, list[Entry]], str]] = {
     "seeds": lambda f, mine: (
         f"{f['seeds']:,.0f} seeds, {f['events']:,.0f} events, {f['faults']:,.0f} faults, "
-        f"{f['violations']:.0f} violations"
+        f"{f['violations']:.0f} violations, of seeds that pass now (next row)"
     ),
+    "failed seeds": _suite,
     "mutants": lambda f, mine: f"all {mine[-1].figures['mutants']:.0f} killed",
     "store kills": _kills,
     "encrypted store kills": _kills,
@@ -172,4 +193,5 @@ SHOWN: dict[str, Callable[[Figures, list[Entry]], str]] = {
     "hostile client": _suite,
     "hostile daemon": _suite,
     "hostile files": _suite,
+    "mends": _suite,
 }

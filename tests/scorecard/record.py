@@ -9,7 +9,8 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .rows import ROWS, Figures
+from .readers import Figures
+from .rows import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = ROOT / "docs" / "data" / "reliability.json"

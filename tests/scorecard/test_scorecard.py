@@ -8,17 +8,12 @@ from pathlib import Path
 import pytest
 
 from . import record
+from .mend import Mend
+from .mends import MENDS, mend_tests
 from .page import SHOWN, runs, scorecard
+from .readers import read_mends, read_overload, read_pytest, read_simulator, read_store_loop
 from .record import Entry
-from .rows import (
-    ROWS,
-    arguments_of,
-    defect_tests,
-    read_overload,
-    read_pytest,
-    read_simulator,
-    read_store_loop,
-)
+from .rows import ROWS, arguments_of, defect_tests
 
 
 def test_every_test_of_a_defect_is_there() -> None:
@@ -31,9 +26,16 @@ def test_every_test_of_a_defect_is_there() -> None:
         "-p",
         "no:cacheprovider",
         *defect_tests(),
+        *mend_tests(),
     ]
     done = subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("mend", MENDS, ids=lambda mend: mend.number)
+def test_a_break_fits_the_code_that_it_breaks(mend: Mend) -> None:
+    text = (record.ROOT / mend.file).read_text()
+    assert [text.count(old) for old, _ in mend.breaks] == [1] * len(mend.breaks)
 
 
 def test_every_row_has_a_line_and_a_command() -> None:
@@ -76,6 +78,8 @@ def test_what_is_printed_is_read() -> None:
     )
     assert read_simulator(printed) == {"seeds": 800, "events": 174203, "faults": 87, "violations": 2}
     assert read_pytest("1 failed, 12 passed, 3 skipped in 4.5s") == {"passed": 12, "failed": 1, "skipped": 3}
+    recorded = "figure probes 3\nfigure flood_s 0.1\nfigure flood_s 1.5e-01\n2 passed in 4.5s"
+    assert read_mends(recorded) == {"passed": 2, "failed": 0, "skipped": 0, "probes": 3, "flood_s": 0.15}
     tally = "seed 1, 6 s: Tally(num_kills=20, num_verified=10, num_acknowledged=59, num_sealed_lost=0)"
     assert read_store_loop(tally)["kills"] == 20
     header = (

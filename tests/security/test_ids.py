@@ -5,6 +5,7 @@ Of a counter the second few are 1,000 above the first; here nothing in them foll
 between.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -61,7 +62,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_do_not_say_how_much_others_do(kind: str) -> None:
+def test_ids_do_not_say_how_much_others_do(kind: str, record_property: Callable[[str, object], None]) -> None:
     draw, num_bits = KINDS[kind]
     shared = Shared({})
     shared.planner.check_integrity = list  # type: ignore[method-assign]  # after 3,000 events
@@ -72,6 +73,7 @@ def test_ids_do_not_say_how_much_others_do(kind: str) -> None:
         draw(shared, BOLT, number)
     after = [draw(shared, ACME, NUM_IDS + number) for number in range(NUM_IDS)]
     told = before + after
+    record_property("ids_between", NUM_BETWEEN)
     assert len(set(told)) == len(told)
     assert 0 < min(told) < max(told) < 1 << num_bits
     look_random(told, num_bits)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from ..appliance.loops import DaemonThread
 from ..appliance.raw_client import RawClient, Refused, chain
 
 WAIT_S = 60.0
+Record = Callable[[str, object], None]
 ACME = {"members": [f"uid:{os.getuid()}"]}
 
 
@@ -45,23 +46,27 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonTh
         yield running
 
 
-def test_domains_of_one_tenant_leave_the_others_their_share(served: DaemonThread) -> None:
+def test_domains_of_one_tenant_leave_the_others_their_share(
+    served: DaemonThread, record_property: Record
+) -> None:
     """Before: one tenant took all 256, until the daemon was restarted."""
     clients = [attach(served, name) for name in "abcd"]
     with pytest.raises(Refused, match="the tenant uses 4 isolation domains") as refused:
         attach(served, "e")
     assert refused.value.detail.reason == "TOO_MANY_CLIENTS"
+    record_property("domains_of_a_tenant", len(clients))
     clients.append(attach(served, "a"))  # a name in use goes on
     for client in clients:
         client.close()
 
 
-def test_an_unused_domain_is_given_back(served: DaemonThread) -> None:
+def test_an_unused_domain_is_given_back(served: DaemonThread, record_property: Record) -> None:
     for number in range(20):
         attach(served, f"part-{number}").close()
         wait_until_alone(served)
     indexes = served.daemon.service.memory(Tier.DRAM).indexes
-    assert served.call(lambda: len(indexes)) <= 4
+    record_property("domains_left", num_left := served.call(lambda: len(indexes)))
+    assert num_left <= 4
 
 
 def test_a_domain_with_memory_stays_and_its_blocks_are_read_by_no_other(served: DaemonThread) -> None:

@@ -1,6 +1,7 @@
 """What one tenant's processes can take of connections and staging memory: never what the others need."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ..appliance.loops import DaemonThread
 from ..appliance.raw_client import RawClient, Refused
 
 MIB = 1 << 20
+Record = Callable[[str, object], None]
 TENANTS = {"acme": {"members": [f"uid:{os.getuid()}"]}, "bolt": {"members": ["uid:4711"]}}
 
 
@@ -26,7 +28,7 @@ def attach_until_refused(served: DaemonThread, clients: list[RawClient], staging
             return refused
 
 
-def test_clients_of_one_tenant_leave_the_others_their_share(tmp_path: Path) -> None:
+def test_clients_of_one_tenant_leave_the_others_their_share(tmp_path: Path, record_property: Record) -> None:
     """Before: one tenant opened all 256, and every other caller was refused."""
     settings = small_settings(tmp_path, tenants=TENANTS, limits={"max_clients": 8})
     with DaemonThread(settings) as served:
@@ -35,6 +37,7 @@ def test_clients_of_one_tenant_leave_the_others_their_share(tmp_path: Path) -> N
         assert refused.detail.reason == "TOO_MANY_CLIENTS"
         assert "limits.max_clients: the tenant has 4 clients open" in refused.detail.message
         registry = served.daemon.clients
+        record_property("clients_of_a_tenant", len(registry))
 
         def open_as_bolt() -> int:
             return registry.open_remote("", "", 0.0, {}, "tenant:bolt", "uid 4711").id
@@ -46,7 +49,7 @@ def test_clients_of_one_tenant_leave_the_others_their_share(tmp_path: Path) -> N
             client.close()
 
 
-def test_staging_of_a_tenant_is_at_most_its_quota_of_dram(tmp_path: Path) -> None:
+def test_staging_of_a_tenant_is_at_most_its_quota_of_dram(tmp_path: Path, record_property: Record) -> None:
     """Before: 2.5 GiB by a tenant with a quota of 32 MiB."""
     acme = {**TENANTS["acme"], "quota": {"dram": "6MiB"}}
     settings = small_settings(tmp_path, tenants={**TENANTS, "acme": acme})
@@ -58,6 +61,7 @@ def test_staging_of_a_tenant_is_at_most_its_quota_of_dram(tmp_path: Path) -> Non
         staging = served.daemon.clients.staging
         # dram is 8 MiB: two for each tenant, and of the rest as much as is left free
         assert served.call(lambda: staging.held("tenant:acme")) == 4 * MIB
+        record_property("staging_mib", staging.held("tenant:acme") / MIB)
         clients[0].close()
         again = attach_until_refused(served, clients, MIB)  # what was given back is taken again
         assert again.detail.reason == "TOO_MANY_CLIENTS"

@@ -87,6 +87,15 @@ def test_a_seed_that_failed_once(seed: int) -> None:
         assert not outcome.check, f"{outcome.message}\n{outcome.trace_back}"
 
 
+def test_an_nvme_of_few_segments_full_of_what_must_stay(
+    record_property: Callable[[str, object], None],
+) -> None:
+    seeds = (1061, 136_174, 141_348, 407_886, 510_122)
+    for seed in seeds:
+        test_a_seed_that_failed_once(seed)
+    record_property("small_stores_passed", len(seeds))
+
+
 def test_same_seed_same_log() -> None:
     for seed in range(20):
         assert run_seed(seed, True).fingerprint == run_seed(seed, True).fingerprint

@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -224,13 +225,16 @@ def test_the_oldest_incomplete_request_goes_first(start: Start) -> None:
             assert connection.recv(12) == b"HTTP/1.1 200"
 
 
-def test_half_requests_of_many_peers_do_not_stop_a_probe(start: Start) -> None:
+def test_half_requests_of_many_peers_do_not_stop_a_probe(
+    start: Start, record_property: Callable[[str, object], None]
+) -> None:
     shown = start()
     with ExitStack() as stack:
         for i in range(2 * MAX_CONNECTIONS):
             _half_a_request(shown, stack, f"127.0.0.{2 + i % 8}")
         for _ in range(MAX_CONNECTIONS_PER_PEER):
             assert shown.request("GET", "/healthz")[0] == 200
+    record_property("probes_answered", MAX_CONNECTIONS_PER_PEER)
 
 
 def test_a_peer_takes_the_places_of_its_own_connections(start: Start) -> None:

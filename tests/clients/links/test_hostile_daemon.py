@@ -3,6 +3,7 @@ never arrived, no byte beside the caller's buffer changes, and the next call has
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from .hostile import (
 )
 from .scripted import Connection
 
+Record = Callable[[str, object], None]
 BLOCK = GEOMETRY.block_bytes
 GUARD = 4096
 SEEDS = range(40)
@@ -130,7 +132,9 @@ CALLS: tuple[Callable[[Any, Any, bool], object], ...] = (
 
 
 @pytest.mark.parametrize("transport", [hostile_local, hostile_grpc])
-def test_only_kvtier_errors_leave(transport: Any, make: Make, tmp_path: Path) -> None:
+def test_only_kvtier_errors_leave(
+    transport: Any, make: Make, tmp_path: Path, record_property: Record
+) -> None:
     num_answered = 0
     with transport(tmp_path) as (target, set_seed):
         for seed in SEEDS:
@@ -141,18 +145,22 @@ def test_only_kvtier_errors_leave(transport: Any, make: Make, tmp_path: Path) ->
                     with suppress(KvtierError):
                         call(client, namespace, transport is hostile_local)
                         num_answered += 1
+    record_property("calls_of_mutations", len(SEEDS) * len(CALLS))
     assert num_answered > len(SEEDS), "most mutations concern one call of many"
 
 
 # ------------------------------------------------------------------------------ one lie at a time
 
 
-def test_blocks_without_fragments_are_no_blocks(server: HostileLocal, client: Any) -> None:
+def test_blocks_without_fragments_are_no_blocks(
+    server: HostileLocal, client: Any, record_property: Record
+) -> None:
     """`num_blocks` alone made a get report blocks that were never written."""
     empty = pb.AcquireResponse(lease_id=5, num_blocks=3, tiers=bytes([2] * 3), last=True)
     server.handlers[Method.ACQUIRE] = lambda connection, frame: connection.reply(frame, empty)
     namespace = client.register(IDENTITY)
-    assert client.get(namespace, NAMES[:3]).num_blocks == 0
+    record_property("blocks_of_a_lie", num_blocks := client.get(namespace, NAMES[:3]).num_blocks)
+    assert num_blocks == 0
     with client.acquire(namespace, NAMES[:3]) as lease:
         assert lease.wait() == 0
 
@@ -231,7 +239,9 @@ def test_answers_to_no_call_end_the_connection(server: HostileLocal, client: Any
     assert raised.value.reason == "BROKEN_ANSWER"
 
 
-def test_a_flood_of_late_answers_does_not_outlast_a_deadline(server: HostileLocal, make: Make) -> None:
+def test_a_flood_of_late_answers_does_not_outlast_a_deadline(
+    server: HostileLocal, make: Make, record_property: Record
+) -> None:
     """Answers to an acquire that was given up are lawful, and there may be any number of them."""
     acquires: list[Frame] = []
 
@@ -252,8 +262,10 @@ def test_a_flood_of_late_answers_does_not_outlast_a_deadline(server: HostileLoca
     with make(f"unix://{server.path.with_suffix('')}", timeout=timeout) as client:
         namespace = client.register(IDENTITY)
         client.acquire(namespace, NAMES[:1]).release()
+        began_at = time.monotonic()
         with pytest.raises(Unavailable) as raised:
             client.lookup(namespace, NAMES)
+        record_property("flood_s", time.monotonic() - began_at)
     assert raised.value.reason == "NO_ANSWER"
 
 

@@ -1,5 +1,6 @@
 """A cold store that takes nothing: memory goes on being a cache, and what is cold goes on being read."""
 
+from collections.abc import Callable
 from typing import Any
 
 from kvtier.appliance.core import events as ev
@@ -186,7 +187,9 @@ def test_the_end_of_a_chain_in_nvme_makes_way_for_a_smaller_dram() -> None:
     assert [rig.where(name) for name in chain] == [{"dram"}, set(), set()]
 
 
-def test_a_store_too_small_for_what_must_stay_is_tried_ever_more_rarely() -> None:
+def test_a_store_too_small_for_what_must_stay_is_tried_ever_more_rarely(
+    record_property: Callable[[str, object], None],
+) -> None:
     """A segment was emptied, and written elsewhere, every second for as long as the pins lasted."""
     rig = Rig(dram_blocks=5, nvme_blocks=1, num_segments=4, min_free_segments=1)
     beginnings, ends = hashes("a", 2), hashes("b", 2)
@@ -207,6 +210,7 @@ def test_a_store_too_small_for_what_must_stay_is_tried_ever_more_rarely() -> Non
     rig.settle()
     assert [list(rig.answer(call).outcomes) for call in calls] == [[STORED]] * 600
     assert counters["nvme_full"] > 0
+    record_property("segments_in_vain", counters["segments_reclaimed"])
     assert counters["segments_reclaimed"] < 40
     for call in pins:
         rig.do(ev.UnpinRequested(rig.answer(call).pin_id))

@@ -1,6 +1,7 @@
 """Erasing a tenant in the planner: what was there goes, what was on its way does not arrive, others stay."""
 
 import hashlib
+from collections.abc import Callable
 
 import pytest
 
@@ -146,7 +147,7 @@ def test_whoever_reads_a_block_may_finish() -> None:
     assert rig.planner.catalog.num_blocks == 0
 
 
-def test_a_large_tenant_goes_in_steps() -> None:
+def test_a_large_tenant_goes_in_steps(record_property: Callable[[str, object], None]) -> None:
     num_blocks = 2 * STEP_BLOCKS + 10
     rig = Rig(dram_blocks=num_blocks, nvme_blocks=0)
     for first in range(0, num_blocks, 64):
@@ -159,6 +160,8 @@ def test_a_large_tenant_goes_in_steps() -> None:
     assert rig.planner.is_busy
     assert finish_erasing(rig, call) == num_blocks
     assert rig.planner.catalog.num_blocks == 0
+    record_property("erased_in_a_step", STEP_BLOCKS)
+    record_property("erased_blocks", num_blocks)
 
 
 def test_two_at_once_are_answered_one_after_the_other() -> None:

@@ -1,6 +1,7 @@
 """Namespaces: a limit that is divided among tenants, and given back by those that nothing is stored in."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from kvtier.tiers.block import NamespaceIdentity
 from kvtier.tiers.cold.recovery import RECORD, RecoveredStore
 
 from ..rig import CLIENT, GEOMETRY, Rig, hashes
+
+Record = Callable[[str, object], None]
 
 
 def identity_of(number: int, domain: str = "") -> NamespaceIdentity:
@@ -71,7 +74,7 @@ def test_a_namespace_that_a_put_is_under_way_into_is_not_forgotten() -> None:
     assert isinstance(register(rig, 1), NamespaceResult)
 
 
-def test_one_tenant_does_not_take_all_namespaces() -> None:
+def test_one_tenant_does_not_take_all_namespaces(record_property: Record) -> None:
     """Before: 1,023 of 1,024 by one tenant, and every other one was refused until a restart."""
     rig = Rig(dram_blocks=64, nvme_blocks=0, max_namespaces=16, num_tenants=2)
     domain = "tenant:greedy"
@@ -88,6 +91,7 @@ def test_one_tenant_does_not_take_all_namespaces() -> None:
         rig.do(ev.CommitRequested(call, 2, "", 0, [(0, GEOMETRY.block_bytes)], reserve))
         rig.settle()
         held += 1
+    record_property("namespaces_of_a_tenant", held)
     assert held == 8
     for number in range(4):
         assert isinstance(register(rig, number, "tenant:other"), NamespaceResult)
@@ -120,11 +124,12 @@ def test_unused_namespaces_of_others_make_place_for_a_tenant_within_its_share() 
     assert len(left) >= 2
 
 
-def test_a_start_forgets_namespaces_without_records() -> None:
+def test_a_start_forgets_namespaces_without_records(record_property: Record) -> None:
     """Before: `max_namespaces` counted what was ever stored."""
     rig = Rig(max_namespaces=4)
     stored = [identity_of(number) for number in range(100)]
     assert rig.planner.adopt(RecoveredStore(stored, np.zeros(0, RECORD), [], Counter()), rig.now) == 0
+    record_property("namespaces_after_a_start", len(rig.planner.catalog.namespaces) - 1)
     assert list(rig.planner.catalog.namespaces) == [rig.namespace_id]
     rig.tick()
     forgotten = [one.identity for one in rig.instructions if isinstance(one, ForgetNamespace)]
