@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -59,7 +59,7 @@ test: $(VENV)/.ready
 
 # Everything there is, one after the other; goes on after a failure. As root, with the tools that `make test-web` and
 # `make test-image` need; BASE=... as for `make image`.
-EVERYTHING := check test test-vllm test-lmcache test-dynamo test-mooncake test-gateway test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
+EVERYTHING := check test test-vllm test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
 test-all:
 	$(MAKE) --no-print-directory --keep-going $(EVERYTHING)
 
@@ -112,6 +112,20 @@ $(LMCACHE)/.ready: $(LMCACHE)/.installed $(SOURCES_OF_BUILD)
 
 test-lmcache: $(LMCACHE)/.ready
 	$(LMCACHE)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/lmcache)
+
+# The cache for llama-cpp-python against the real llama.cpp, which is compiled here: minutes, cmake and a C++ compiler.
+LLAMACPP := .venv-llamacpp
+$(LLAMACPP)/.installed: requirements.txt requirements-llamacpp.txt
+	$(call new-environment,--clear,setuptools==84.2.1)
+	$(INSTALL) --requirement requirements.txt --requirement requirements-llamacpp.txt
+	touch $@
+
+$(LLAMACPP)/.ready: $(LLAMACPP)/.installed $(SOURCES_OF_BUILD)
+	$(INSTALL) $(EDITABLE)
+	touch $@
+
+test-llamacpp: $(LLAMACPP)/.ready
+	$(LLAMACPP)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/llamacpp)
 
 # Block events into Dynamo's own indexer and selection service, which have an environment of their own: 300 MB more.
 DYNAMO := .venv-dynamo
@@ -276,4 +290,4 @@ claims: $(VENV)/.ready
 	$(BIN)/python -m tests.claims $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(MOONCAKE) $(VLLM) $(WEB) $(HELM) $(LMCACHE) $(SGLANG) $(COMPILED) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) $(MOONCAKE) $(VLLM) $(WEB) $(HELM) $(LMCACHE) $(LLAMACPP) $(SGLANG) $(COMPILED) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

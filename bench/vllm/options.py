@@ -49,8 +49,9 @@ def environment_of(options: EngineOptions) -> dict[str, str]:
     Spinning OpenMP threads make a shared machine several times slower, so they sleep at once.
     """
     num_cores = os.cpu_count() or 1
-    share = max(1, num_cores // options.num_workers)
-    first_cores = [rank * share % num_cores for rank in range(options.num_workers)]
+    num_ranks = options.num_workers * options.more.get("pipeline_parallel_size", 1)
+    share = max(1, num_cores // num_ranks)
+    first_cores = [rank * share % num_cores for rank in range(num_ranks)]
     bound = "|".join(f"{core}-{core + share - 1}" if share > 1 else str(core) for core in first_cores)
     return {
         **os.environ,

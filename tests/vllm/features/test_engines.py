@@ -50,11 +50,13 @@ def test_ranks(options: Any, tmp_path: Path, record_property: Record) -> None:
 
 
 def test_block_sizes(tmp_path: Path, record_property: Record) -> None:
-    """Engines with blocks of 16 and of 128 tokens: each finds its own, none the other's."""
+    """Engines with blocks of 32 and of 128 tokens: each finds its own, none the other's.
+
+    Not 16: vLLM's build for the CPU takes multiples of 32."""
     ask = {"tokens": words(1, 400), "num_new": 8}
     with ApplianceProcess() as appliance:
         answers = []
-        for size in (16, 128):
+        for size in (32, 128):
             options = connected(appliance, block_tokens=size, num_blocks=16384 // size)
             with engine_of(options, tmp_path, f"of-{size}") as engine:
                 computed, *_ = assert_found_right(engine, appliance, ask, record_property)

@@ -12,7 +12,7 @@ from ..e2e.rig import SMALL
 from .scene import connected, engine_of, words
 
 
-@pytest.mark.parametrize("nvme", ["", "64MiB"], ids=["memory only", "with a small nvme"])
+@pytest.mark.parametrize("nvme", ["", "192MiB"], ids=["memory only", "with a small nvme"])
 def test_full(nvme: str, tmp_path: Path) -> None:
     asks = [{"tokens": words(seed, 900), "num_new": 4} for seed in range(60)]  # 4 MiB each
     options = replace(SMALL, num_blocks=512, max_requests=4)

@@ -89,7 +89,7 @@ def run(python: Path, version: str, rows: Sequence[Row]) -> list[Cell]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         wanted = list(dict.fromkeys(node for names in nodes.values() for node in names))
-        ended = pytest(f"--junitxml={report}", *wanted)
+        ended = pytest(f"--junitxml={report}", "-o", "junit_family=xunit1", *wanted)
         if ended.returncode:
             print(ended.stdout[-4000:], flush=True)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []

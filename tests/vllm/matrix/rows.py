@@ -46,7 +46,7 @@ ROWS = (
     Row("tensor parallel 2", f"{FEATURES}/test_engines.py", "tensor parallel 2"),
     Row("tensor parallel 4", f"{FEATURES}/test_engines.py", "tensor parallel 4"),
     Row("pipeline parallel 2", f"{FEATURES}/test_engines.py", "pipeline parallel"),
-    Row("blocks of 16 and of 128 tokens on one daemon", f"{FEATURES}/test_engines.py", "block_sizes"),
+    Row("blocks of 32 and of 128 tokens on one daemon", f"{FEATURES}/test_engines.py", "block_sizes"),
     Row("chunk sizes that differ between engines", f"{FEATURES}/test_engines.py", "chunk_sizes"),
     Row("MultiConnector", f"{FEATURES}/test_engines.py", "mixture"),
     Row("fp8 KV", f"{FEATURES}/test_engines.py", "fp8"),

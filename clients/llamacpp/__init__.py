@@ -1,0 +1,28 @@
+"""kvtier for llama.cpp: a cache for `llama-cpp-python` that outlives the process.
+
+    llm = Llama("model.gguf", n_ctx=16384)
+    llm.set_cache(KvtierCache(llm))
+
+A prompt that begins as an earlier one did, in this process, before a restart or in another process of the
+host, gets that beginning's state back; LlamaRAMCache and LlamaDiskCache keep whole states of single prompts
+instead. A dead, slow or full daemon is a miss and never an exception. See docs/integrations/llama-cpp.md.
+
+llama_cpp is imported when `KvtierCache` is asked for, not with this package; state.py needs numpy only.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cache import KvtierCache
+    from .state import UnsupportedState
+
+_HOMES = {"KvtierCache": "cache", "UnsupportedState": "state"}
+__all__ = ["KvtierCache", "UnsupportedState"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
