@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -38,11 +38,12 @@ $(VENV)/.ready-demo: $(VENV)/.ready requirements-demo.txt
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo
 
-# A host that is destroyed with its disk, and another one that reads what it computed; STORE=s3://... takes a real store,
+# A host that is destroyed with its disk, and another one that reads what it computed; STORE=s3://... takes a real store, STORE=ceph
+# starts Ceph's gateway (tests/sources/objects/gateway.py), PICTURE=FILE.svg draws what is printed,
 # STORE=mooncake starts a pool of three processes and kills one, STORE=mooncake://MASTER:PORT takes a running one.
 DEMO_VENV := $(if $(filter mooncake%,$(STORE)),.venv-mooncake,$(VENV))
 demo-store: $(DEMO_VENV)/.ready-demo
-	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE)
+	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE) $(if $(PICTURE),--picture $(PICTURE))
 
 # Three hosts that read from each other's memory, in network namespaces where root may make them; LINK="netem delay 5ms
 # loss 1%" takes other words of `tc qdisc`.
@@ -53,13 +54,22 @@ demo-fleet: $(VENV)/.ready-demo
 test-gateway: $(VENV)/.ready
 	KVTIER_GATEWAY_FAULTS=1 $(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),tests/gateway)
 
+# Azure's store as Azurite emulates it: Microsoft's, out of npm (360 MB), which Debian has as a package.
+AZURITE := .cache/azurite
+$(AZURITE)/.installed: $(VENV)/.ready
+	npm install --silent --no-audit --no-fund --prefix $(@D) azurite@3.37.0
+	touch $@
+
+test-azure: $(AZURITE)/.installed
+	$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-k azure tests/contracts/test_object_stores.py tests/sources/objects/test_clouds.py)
+
 # Two workers, each with whole files and ports of its own (tests/ports.py); ARGS=... takes the place of that.
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
 # Everything there is, one after the other; goes on after a failure. As root, with the tools that `make test-web` and
 # `make test-image` need; BASE=... as for `make image`.
-EVERYTHING := check test test-vllm test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
+EVERYTHING := check test test-vllm test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
 test-all:
 	$(MAKE) --no-print-directory --keep-going $(EVERYTHING)
 

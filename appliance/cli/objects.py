@@ -34,7 +34,7 @@ MAX_LISTED: Final = 10_000  # damaged bundles: names in a store may be planted
 def objects() -> None:
     """Look into an object store that hosts share: what is there, and whether it is whole.
 
-    STORE is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, file:///FOLDER or
+    STORE is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, file:///FOLDER or
     mooncake://MASTER:PORT, which lists nothing: `check` and `find` work. The environment says credentials,
     region and endpoint, as for other clients: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
     AWS_ENDPOINT_URL.

@@ -47,14 +47,15 @@ def why(kind: str, name: str, target: str | None, as_json: bool) -> None:
 
 def headline(kind: str, name: str, answer: admin_pb2.ExplainResponse, tiers: Sequence[str]) -> str:
     """Return where the blocks are, in a sentence. `tiers`: names, fastest first."""
-    where = [(tier, answer.num_blocks[tier]) for tier in (*tiers, "gone") if tier in answer.num_blocks]
+    places = {**{tier: f"in {tier}" for tier in tiers}, "store": "only in the object store", "gone": "gone"}
+    where = [(place, answer.num_blocks[place]) for place in places if place in answer.num_blocks]
     if kind == "block":
-        tier = where[0][0]
-        place = "is in no tier any more" if tier == "gone" else f"is in {tier}"
+        found = where[0][0]
+        place = "is in no tier any more" if found == "gone" else f"is {places[found]}"
         left = "" if answer.exits else "; nothing is remembered of it leaving a tier"
         return f"block {answer.prefix_hash[:SHORT_BYTES].hex()} {place}{left}"
     total = sum(count for _, count in where)
-    parts = ", ".join(f"{count:,} {'gone' if tier == 'gone' else f'in {tier}'}" for tier, count in where)
+    parts = ", ".join(f"{count:,} {places[place]}" for place, count in where)
     return f"session {name}: of the {total:,} blocks of its last chain, {parts}"
 
 

@@ -44,7 +44,7 @@ class ObjectSettings(Section):
     Needs `pip install kvtier[objects]`, or `kvtier[mooncake]` for a pool of Mooncake Store."""
 
     url: str = ""
-    """Address: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, file:///FOLDER (also
+    """Address: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, file:///FOLDER (also
     NFS) or mooncake://MASTER:PORT (memory that Mooncake Store pools). Set it where hosts serve the same
     prompts, or are replaced. Credentials, region and endpoint are the environment's (AWS_ACCESS_KEY_ID,
     AWS_ENDPOINT_URL ...) or the machine's. Empty: no store."""

@@ -39,7 +39,7 @@ MIN_SEGMENTS = 3  # one to fill, one to reclaim, one to reclaim into
 MAX_FURTHER = 8  # memories below dram; each costs a column of every block in the catalog
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,15}")
 #: Words that stand beside the names of tiers in metrics, counters and answers.
-_TAKEN = frozenset({"declined", "gone", "missed", "none", "remote", "staging", "unspecified"})
+_TAKEN = frozenset({"declined", "gone", "missed", "none", "remote", "staging", "store", "unspecified"})
 
 
 DEFAULT_EXTENT_BYTES = 64 << 20

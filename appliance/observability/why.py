@@ -19,6 +19,7 @@ from .telemetry import Telemetry
 
 VERBS = ("evicted_", "condemned_")
 GONE = "gone"
+STORE = "store"  # in no tier, but known to be in the object store
 MAX_EXITS = 100
 MAX_LINES = 1 << 20  # all that are remembered
 
@@ -86,7 +87,20 @@ class Explainer:
         known = namespace_id in catalog.namespaces
         rows = [catalog.find(namespace_id, name) if known else NO_ROW for name in names]
         tiers = [catalog.tier_of(row) if row != NO_ROW else None for row in rows]
-        return Counter(tier.label if tier is not None else GONE for tier in tiers)
+        stored = self._stored(namespace_id, names) if known and None in tiers else [False] * len(names)
+        return Counter(
+            tier.label if tier is not None else STORE if is_stored else GONE
+            for tier, is_stored in zip(tiers, stored, strict=True)
+        )
+
+    def _stored(self, namespace_id: int, names: Sequence[bytes]) -> list[bool]:
+        """Whether the object store is known to have each block of a chain; a bundle is named by its last one.
+        Of a single block only that is known: `names` may begin anywhere."""
+        index = self._planner.source_index
+        size = index.num_blocks(self._planner.catalog.namespaces[namespace_id]) if len(names) > 1 else 1
+        bundles = [index.is_stored(namespace_id, name) for name in names[size - 1 :: size]]
+        rest = [False] * (len(names) - size * len(bundles))
+        return [is_stored for is_stored in bundles for _ in range(size)] + rest
 
     def _name_of(self, namespace_id: int, prefix: bytes) -> bytes:
         """Return the whole hash: the catalog's, or that of the only block remembered that begins so."""

@@ -20,6 +20,7 @@ from typing import Final
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _METADATA_SERVICE = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+_RANGES = ("nvalid range", "Requested range was invalid", "Wanted range starting at")
 MAX_TEXT: Final = 300
 
 
@@ -29,6 +30,8 @@ class StoreProblem(Enum):
     MISSING_BUCKET = "the bucket or folder does not exist; create it, or correct the address"
     DENIED = "the store refuses these credentials; correct them, or give them the right"
     NO_CREDENTIALS = "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the like"
+    NO_ACCOUNT = "an address az:// names a container; set AZURE_STORAGE_ACCOUNT_NAME to the account"
+    NOT_TRUSTED = "its certificate is of no authority that is trusted; name the right one in SSL_CERT_FILE"
     BUSY = "the store asks for fewer requests; it is retried later"
     UNREACHABLE = "no answer; check the address, the network and the store"
     SHORT = "the object or the answer is shorter or longer than announced"
@@ -48,6 +51,7 @@ class StoreError(Exception):
 
 _BY_CODE = {
     "NoSuchBucket": StoreProblem.MISSING_BUCKET,
+    "ContainerNotFound": StoreProblem.MISSING_BUCKET,
     "SlowDown": StoreProblem.BUSY,
     "ConditionalRequestConflict": StoreProblem.BUSY,
     "OperationAborted": StoreProblem.BUSY,
@@ -86,13 +90,17 @@ def problem_of(error: Exception) -> StoreProblem:
     text, kind = str(error), type(error).__name__
     if any(host in text for host in _METADATA_SERVICE):
         return StoreProblem.NO_CREDENTIALS
+    if "External AWS credential provider" in text:  # it says itself what is wrong, to a log or a start
+        return StoreProblem.NO_CREDENTIALS
+    if "Account must be specified" in text:
+        return StoreProblem.NO_ACCOUNT
     if (code := code_of(error)) in _BY_CODE:
         return _BY_CODE[code]
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return StoreProblem.DENIED
     if kind in ("NotSupportedError", "NotImplementedError"):
         return StoreProblem.UNSUPPORTED
-    if "nvalid range" in text or "Requested range was invalid" in text:
+    if any(words in text for words in _RANGES):
         return StoreProblem.SHORT
     if "No space left" in text or "os error 28" in text or "quota exceeded" in text.lower():
         return StoreProblem.FULL
@@ -100,6 +108,8 @@ def problem_of(error: Exception) -> StoreProblem:
         return _BY_STATUS[status]
     if isinstance(error, FileNotFoundError) or "canonicalize filesystem root" in text:
         return StoreProblem.MISSING_BUCKET
+    if "InvalidCertificate" in text:
+        return StoreProblem.NOT_TRUSTED
     if "error sending request" in text or "HTTP error" in text or "timed out" in text:
         return StoreProblem.UNREACHABLE
     return StoreProblem.FAILED
@@ -122,7 +132,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if code_of(error) == "NoSuchBucket":
+        if _BY_CODE.get(code_of(error)) is StoreProblem.MISSING_BUCKET:
             raise explain(error) from error
         raise
     except (BaseError, OSError) as error:

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from ...tiers.base import Buffer
 from ...tiers.payload import copy
+from .credentials import credentials_file
 from .problems import StoreError, StoreProblem, explain, explained, status_of
 from .usage import StoreRequest, StoreUsage
 
@@ -32,7 +33,7 @@ _PLAIN = "http://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _SCHEMES = ("s3", "gs", "az", "file", "mooncake", "memory")
 _FORMS = (
-    "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, file:///FOLDER"
+    "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, file:///FOLDER"
     " or mooncake://MASTER:PORT"
 )
 _POOL = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}(/[\w-]+)*/?", re.ASCII)
@@ -112,7 +113,9 @@ class ObjectStore:
     def lifecycle_place(self) -> tuple[str, str]:
         """Return the scheme, and the prefix by which a lifecycle rule of this store names its keys."""
         parts = urlsplit(self.address)
-        path = parts.path.strip("/")  # on Azure the container is its first part, as rules have it
+        path = parts.path.strip("/")
+        if parts.scheme == "az":  # its rules are of an account, so they name the container first
+            path = f"{parts.netloc}/{path}".rstrip("/")
         return parts.scheme, path
 
     def check_bucket(self) -> None:
@@ -377,6 +380,8 @@ def _remote_options(
         # Every fragment is compared with a checksum of its own; hashing all of it once more for a signature
         # takes a quarter of the time of an export.
         options["unsigned_payload"] = environment.get("AWS_UNSIGNED_PAYLOAD", "true")
+        if (file := credentials_file(environment)) is not None:
+            options["credential_provider"] = file
         if named:
             options["endpoint"] = named
     return options

@@ -1,4 +1,5 @@
-"""What every object store promises: memory, a folder, a real S3 gateway and a pool where there is one."""
+"""What every object store promises: memory, a folder, one that answers as Google's, and where there are such
+a real S3 gateway, Azure's emulator and a pool."""
 
 import copy
 import importlib.util
@@ -15,6 +16,7 @@ from kvtier.sources.objects.opening import open_store
 from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.sources.objects.store import CHUNK_BYTES, ObjectStore, StoreLimits
 from tests.mooncake.running import Pool
+from tests.sources.objects.clouds import CONTAINER, azurite, no_azurite, service_account, tls_server
 from tests.sources.objects.gateway import Gateway
 
 if importlib.util.find_spec("obstore") is None:
@@ -35,7 +37,41 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         yield running
 
 
-@pytest.fixture(params=["memory", "file", "s3", "mooncake"])
+@pytest.fixture(scope="module")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What tells a client of a running Azurite."""
+    if reason := no_azurite():
+        pytest.skip(reason)
+    with azurite(tmp_path_factory.mktemp("azure")) as environment:
+        yield environment
+
+
+@pytest.fixture
+def google(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What tells a client of a bucket that answers as Google's storage does."""
+    with tls_server(tmp_path) as (server, environment):
+        account, _ = service_account(tmp_path, server.endpoint)
+        yield {**environment, "GOOGLE_SERVICE_ACCOUNT": str(account)}
+
+
+def of_cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the address of an empty store behind a network, and set what tells a client of it."""
+    if request.param == "s3":
+        running: Gateway = request.getfixturevalue("s3")
+        environment, bucket = running.environment(), f"kv-{uuid.uuid4().hex[:12]}"
+        running.make_bucket(bucket)
+        address = f"s3://{bucket}/some/prefix"
+    elif request.param == "google":
+        environment, address = request.getfixturevalue("google"), "gs://bucket/some/prefix"
+    else:
+        environment = request.getfixturevalue("azure")
+        address = f"az://{CONTAINER}/{uuid.uuid4().hex}/prefix"
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return address
+
+
+@pytest.fixture(params=["memory", "file", "s3", "google", "azure", "mooncake"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """An empty store."""
     if request.param == "memory":
@@ -45,12 +81,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if request.param == "mooncake":
         lent: Pool = request.getfixturevalue("pool")
         return open_store(f"mooncake://{lent.address}/{uuid.uuid4().hex}", limits=PATIENT)
-    running: Gateway = request.getfixturevalue("s3")
-    for name, value in running.environment().items():
-        monkeypatch.setenv(name, value)
-    bucket = f"kv-{uuid.uuid4().hex[:12]}"
-    running.make_bucket(bucket)
-    return ObjectStore(f"s3://{bucket}/some/prefix", limits=PATIENT)
+    return ObjectStore(of_cloud(request, monkeypatch), limits=PATIENT)
 
 
 def whole(store: ObjectStore, key: str) -> bytes | None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,20 @@ import pytest
 from kvtier.appliance.config import Settings
 from kvtier.appliance.errors import StartError
 from kvtier.appliance.preflight.facts import FleetKeysTrial, gather_fleet_keys
-from kvtier.clients import Geometry, NamespaceIdentity
 from kvtier.sources.objects.fleet_keys import FleetKeys
 from kvtier.sources.objects.keys import tenant_folder
 from kvtier.sources.objects.store import ObjectStore
 from kvtier.tiers.encryption.master_keys import MasterKeys, key_id
 from kvtier.v1 import admin_pb2 as pb
 
-from .test_erase import NAMES, PLANTED, Served, reason_of, settings_in
+from .test_erase import IDENTITY, NAMES, PLANTED, Served, reason_of, settings_in
 from .test_key_rotation import by_watch, write
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
 
 MASTER, OTHER = os.urandom(32), os.urandom(32)
+OURS = replace(IDENTITY, domain="tenant:acme")  # as the daemon has it
 STORED = NAMES[:16]  # a bundle; the rest is none
 DEADLINE_S = 120.0
 
@@ -102,12 +103,24 @@ def test_hosts_with_one_master_key_share_and_the_bucket_tells_no_prompt(tmp_path
     paths = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     everything = b"".join(str(path).encode() + path.read_bytes() for path in paths)
     assert len(bundles(tmp_path)) == len(wraps(tmp_path)) == 1
-    geometry = Geometry(num_layers=2, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16")
-    digest = NamespaceIdentity(hashlib.sha256(b"erase").digest(), geometry).digest
-    for secret in (PLANTED, b"acme", digest, *NAMES):
+    for secret in (PLANTED, b"acme", OURS.digest, *NAMES):
         assert secret not in everything
         assert secret.hex().encode() not in everything
     assert tenant_folder("tenant:acme").encode() in everything, "so that erasing needs no key"
+
+
+def test_no_bundle_tells_namespace_name_or_parent(tmp_path: Path) -> None:
+    """The head of the second bundle of a chain names the namespace, its blocks and the block before them."""
+    names = [hashlib.sha256(b"chain %d" % number).digest() for number in range(2 * len(STORED))]
+    with Served(settings(tmp_path, "one")) as one:
+        open_source(one)
+        one.put(names)
+        until(lambda: len(bundles(tmp_path)) == 2)
+    for bundle in bundles(tmp_path):
+        told = str(bundle).encode() + bundle.read_bytes()
+        for secret in (OURS.digest, *names):
+            assert secret not in told
+            assert secret.hex().encode() not in told
 
 
 def test_a_host_with_another_master_key_does_not_start_and_harms_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ fetch waits for no room. What has none at once is not fetched.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from ....tiers.base import Cause
 from ..capacity.pressure import Pressure
@@ -14,6 +15,8 @@ from ..catalog.residency import Residency
 from ..copying.copies import Copies, Move
 from ..instructions import BundleBlocks
 from .put_job import Put, PutJob
+
+MAX_EXPECTED: Final = 128  # blocks: each bundle of a chain is priced with those behind it
 
 
 class FetchJob(PutJob):
@@ -31,6 +34,8 @@ class FetchJob(PutJob):
     ) -> None:
         super().__init__(core, residency, copies, pressure, put, on_done)
         self._bundle = bundle
+        #: From the first of these blocks to the last one that its acquire asks for.
+        self.chain: Sequence[bytes] = put.request.prefix_hashes
         self.coming: list[int] = []  # rows of the blocks that are on their way, in order
         self.num_bytes = 0  # of these
         self.landed_bytes = 0  # that arrived
@@ -61,6 +66,11 @@ class FetchJob(PutJob):
     def _admit_run(self, end_of_step: int) -> bool:
         """Decide blocks one by one: a run of blocks lands at once, not layer by layer."""
         return False
+
+    def _expected(self) -> Sequence[bytes]:
+        """Return the names of the blocks that come with these: they are admitted for what they are, part of a
+        long chain. One bundle for itself would be a short prompt, of which more come back sooner."""
+        return self.chain[self._next : self._next + MAX_EXPECTED]
 
     def _fetch(self, deadline_at: float) -> None:
         catalog = self._core.catalog

@@ -250,7 +250,7 @@ class Fetches:
             event.session_id,
             retention=event.retention,
         )
-        job = self._writes.fetch(request, unbegun.client, namespace, bundle, self._ended)
+        job = self._writes.fetch(request, unbegun.client, namespace, bundle, chain[first:], self._ended)
         job.begin(unbegun.until)
         if not job.is_done:
             self._coming.update(dict.fromkeys(job.coming, job))

@@ -173,14 +173,18 @@ class PutJob:
         whatever fits in one step."""
         parent = self._parent if self._parent is not None else NO_ROW
         position = self._core.catalog.position[parent] + 1 if parent != NO_ROW else 0
-        asked = self.request.prefix_hashes[self._next :]
+        asked = self._expected()
         names = self._core.facts.names(self.namespace.id, asked)
         newcomer = Newcomer(
             self._core.now, parent, position, len(names), self.session, Urgency.PREFILL, names
         )
-        if self.request.retention and num_placed < len(names):
+        if self.request.retention and self._next + num_placed < len(self.outcomes):
             newcomer = newcomer._replace(priority=self._priorities(position)[self._next + num_placed])
         return newcomer.after(num_placed) if num_placed else newcomer
+
+    def _expected(self) -> Sequence[bytes]:
+        """Return the names of the blocks from the next one on that want to come in."""
+        return self.request.prefix_hashes[self._next :]
 
     def _priorities(self, position: int) -> Sequence[int]:
         """Return the highest priority of each block and those behind it; the next one is at `position`."""

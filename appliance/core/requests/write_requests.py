@@ -1,6 +1,6 @@
 """Requests that write: reserve, commit, abort."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from ....tiers.block import Urgency, tenant_of
@@ -179,9 +179,11 @@ class WriteRequests:
         client: ClientEntry,
         namespace: NamespaceEntry,
         bundle: BundleBlocks,
+        chain: Sequence[bytes],
         on_ended: Callable[[PutJob], None],
     ) -> FetchJob:
         """Return a new put of the last blocks of a bundle, which the source holds. It has not begun.
+        `chain`: these blocks, and all that are asked for behind them.
         `on_ended` is called when it has ended, before sessions and policies are told."""
         self._num_untold += 1
         session = self._usage.session_number(request.session_id)
@@ -192,6 +194,7 @@ class WriteRequests:
             self._done(job)
 
         job = FetchJob(self._core, self._residency, self._copies, self._pressure, put, done, bundle)
+        job.chain = chain
         self._fetching[-self._num_untold] = job
         return job
 

@@ -981,7 +981,7 @@ class ExplainResponse(_message.Message):
     """of the daemon: less `at_s`, that is how long ago an exit was"""
     @_builtins.property
     def num_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """by the fastest tier that has all of a block, or "gone" """
+        """by the fastest tier that has all of a block; "store": only there; or "gone" """
 
     @_builtins.property
     def exits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exit]:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from rich.console import Console
 
 from kvtier.appliance.cli.top import SPARKS, picture, sparks, spread, tier_cells
 from kvtier.appliance.config.units import about_duration
+from kvtier.appliance.core.planner import Planner
 from kvtier.clients import Client
 
 from ...cli.conftest import run
 from .conftest import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Shown, Start, names, use
 
+BUNDLE_BLOCKS = 256 // GEOMETRY.block_tokens
 PAYLOAD = bytes(CHAIN_BLOCKS * GEOMETRY.block_bytes)
 
 
@@ -53,6 +56,36 @@ def test_why_a_session_lost_its_blocks_and_over_whom(start: Start) -> None:
     assert over
     for exit_ in over:
         assert f"{exit_['next_hash'][:8]} at {exit_['next_price']:.4g}" in text
+
+
+def test_why_tells_what_the_object_store_has(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    (tmp_path / "store").mkdir()
+    shared = {"url": f"file://{tmp_path / 'store'}", "share": "eager"}
+    shown = start(nvme=False, dram="8MiB", objects=shared)
+    source, planner = shown.daemon.source, shown.daemon.appliance.planner
+    assert source is not None
+    assert isinstance(planner, Planner)
+    shown.until(lambda: source.status().is_open)
+    with Client(shown.target) as client:
+        namespace = client.register(IDENTITY)
+        for number, chain in enumerate("0123456", start=1):  # the tier has room for five
+
+            def is_stored(number: int = number) -> bool:
+                return planner.story.counters.get("bundles_exported") == number
+
+            client.put(namespace, names(chain), PAYLOAD, session=f"agent-{chain}")
+            shown.until(is_stored)
+    answers = {
+        chain: json.loads(run("why", "session", f"agent-{chain}", "--json", target=shown.target).stdout)
+        for chain in "0123456"
+    }
+    left = next(chain for chain, answer in answers.items() if "dram" not in answer["num_blocks"])
+    assert answers[left]["num_blocks"] == {"store": BUNDLE_BLOCKS, "gone": CHAIN_BLOCKS - BUNDLE_BLOCKS}
+    text = run("why", "session", f"agent-{left}", target=shown.target).stdout
+    assert f"{BUNDLE_BLOCKS} only in the object store, {CHAIN_BLOCKS - BUNDLE_BLOCKS} gone" in text
+    last = f"1:{names(left)[BUNDLE_BLOCKS - 1].hex()}"
+    assert "is only in the object store" in run("why", "block", last, target=shown.target).stdout
 
 
 def test_why_a_block_that_is_forgotten_left(start: Start) -> None:

@@ -1,12 +1,14 @@
 """An S3 server on loopback that keeps objects, and misbehaves as a test tells it to.
 
-What a test changes: `refuse` answers a request before anything is done; `change` alters the answer to what
-was done, or the object itself; `clock_s` is the server's time. Signatures are not checked.
+Google's storage differs from S3 in the names of a few headers and in what it says of a delete; it is
+answered as well. What a test changes: `refuse` answers a request before anything is done; `change` alters the
+answer to what was done, or the object itself; `clock_s` is the server's time. Signatures are not checked.
 """
 
 import contextlib
 import hashlib
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -63,9 +65,11 @@ def error(status: int, code: str, **headers: str) -> S3Answer:
 class S3Server:
     """One bucket, `bucket`, at `endpoint`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.objects: dict[str, StoredObject] = {}
         self.requests: list[S3Request] = []
+        self.credentials: list[str] = []  # what each of them showed
         self.has_bucket = True
         self.clock_s: Callable[[], float] = time.time
         self.refuse: Callable[[S3Request], S3Answer | None] = lambda request: None
@@ -81,6 +85,10 @@ class S3Server:
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler())
         self._port = self._server.server_port
         self._server.daemon_threads = True
+        if self._tls is not None:
+            self._server.socket = self._tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -96,7 +104,7 @@ class S3Server:
     @property
     def endpoint(self) -> str:
         """Return the address of the server."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._port}"
 
     def environment(self) -> dict[str, str]:
         """Return what tells a client of it."""
@@ -123,23 +131,29 @@ class S3Server:
         operation = {"GET": "get", "HEAD": "head", "PUT": "put", "POST": "delete", "DELETE": "delete"}[
             handler.command
         ]
+        copied = headers.get("x-amz-copy-source") or headers.get("x-goog-copy-source") or ""
         if "list-type" in query:
             operation, key = "list", query.get("prefix", [""])[0]
-        elif "x-amz-copy-source" in headers:
+        elif copied:
             operation = "copy"
         request = S3Request(operation, key)
+        is_create = headers.get("If-None-Match") == "*" or headers.get("x-goog-if-generation-match") == "0"
+        shown = headers.get("Authorization", "")
         with self._lock:
             self.requests.append(request)
+            self.credentials.append(shown)
             refused = self.refuse(request)
             if refused is not None:
                 return refused
             if not self.has_bucket:
                 return error(404, "NoSuchBucket")
+            if operation == "delete" and shown.startswith("Bearer") and key not in self.objects:
+                return error(404, "NoSuchKey")  # Google's
             answers: dict[str, Callable[[], S3Answer]] = {
                 "get": lambda: self._get(key, headers.get("Range", "")),
                 "head": lambda: self._get(key, ""),
-                "put": lambda: self._put(key, body, headers.get("If-None-Match") == "*"),
-                "copy": lambda: self._copy(unquote(headers["x-amz-copy-source"]), key),
+                "put": lambda: self._put(key, body, is_create),
+                "copy": lambda: self._copy(unquote(copied), key),
                 "list": lambda: self._list(key, query),
                 "delete": lambda: self._delete(key, body),
             }
