@@ -3,6 +3,7 @@
     payload.copy_and_checksum      one pass instead of two over a payload that no cache holds
     SlotHeaders.fill_run           headers of a put's fragments in one call
     IndexWriter.insert_run         and their entries of the shared index
+    sources/peers                  payloads of a ticket over a socket, with their hashes
 
 Each function has its twin in Python at the place that calls it, which is the reference: both run the same
 contract tests, and without a compiler only speed is missing. KVTIER_NATIVE=off takes the twins.

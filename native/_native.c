@@ -1,4 +1,4 @@
-/* What is done once per fragment of a put, and to every byte of it: see __init__.py, which says when it is used.
+/* What is done once per fragment, and to every byte of it: see __init__.py, which says when it is used.
  *
  * Built against the stable interface of CPython 3.11, so that one wheel serves all later versions. Nothing here
  * decides anything or keeps state: each function is a loop over what Python hands it, checks every number before it
@@ -76,6 +76,11 @@ static PyObject *copy_and_digest_many(PyObject *module, PyObject *args) {
     PyBuffer_Release(&from);
     PyBuffer_Release(&into);
     return digests;
+}
+
+/* Write the digest of bytes that lie where they are to stay. Needs no interpreter. */
+void digest_in_place(uint8_t *bytes, size_t length, uint8_t *digest) {
+    copy_and_digest(copy_blocks_here, bytes, bytes, length, 0, digest);
 }
 
 /* ------------------------------------------------------------------------------------------------ headers */
@@ -303,6 +308,8 @@ static PyObject *use(PyObject *module, PyObject *args) {
 static PyMethodDef METHODS[] = {
     {"copy_and_digest_many", copy_and_digest_many, METH_VARARGS, copy_and_digest_many_doc},
     {"fill_headers", fill_headers, METH_VARARGS, fill_headers_doc},
+    {"receive_many", receive_many, METH_VARARGS, receive_many_doc},
+    {"send_many", send_many, METH_VARARGS, send_many_doc},
     {"insert_entries", insert_entries, METH_VARARGS, insert_entries_doc},
     {"find_residence", find_residence, METH_VARARGS, find_residence_doc},
     {"set_residence", set_residence, METH_VARARGS, set_residence_doc},

@@ -7,6 +7,13 @@
 
 int read_number(PyObject *value, const char *name, uint64_t limit, uint64_t *number);
 
+enum { MIN_DIGESTED_BYTES = 241, DIGEST_BYTES = 16 };
+void digest_in_place(uint8_t *bytes, size_t length, uint8_t *digest);
+
+PyObject *receive_many(PyObject *module, PyObject *args);
+PyObject *send_many(PyObject *module, PyObject *args);
+extern const char receive_many_doc[], send_many_doc[];
+
 PyObject *find_residence(PyObject *module, PyObject *args);
 PyObject *set_residence(PyObject *module, PyObject *args);
 PyObject *read_blocks(PyObject *module, PyObject *args);

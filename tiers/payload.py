@@ -18,7 +18,7 @@ from .base import Buffer
 
 _SLICE_BYTES = 32 << 10
 _DIGEST_BYTES = 16
-_MIN_NATIVE_BYTES = 241  # shorter payloads have another form of the hash
+MIN_NATIVE_BYTES = 241  # shorter payloads have another form of the hash
 CHUNK_BYTES = 256 << 10  # a quarter of a common level 2 cache: the copy is still warm when it is hashed
 
 
@@ -42,7 +42,7 @@ def copy_and_checksum_many(into: Buffer, source: Buffer, length: int) -> list[by
     Few large copies instead of one per payload: below a megabyte Python takes longer than memcpy.
     """
     assert len(into) == len(source), f"{len(source)} bytes into {len(into)}"
-    if native is not None and length >= _MIN_NATIVE_BYTES:
+    if native is not None and length >= MIN_NATIVE_BYTES:
         packed: bytes = native.copy_and_digest_many(into, source, length)
         return [packed[first : first + _DIGEST_BYTES] for first in range(0, len(packed), _DIGEST_BYTES)]
     step = max(1, CHUNK_BYTES // length) * length
@@ -64,7 +64,7 @@ def copy_and_checksum(into: Buffer, source: Buffer) -> bytes:
     copy. What was hashed is then exactly what is stored, whatever the client does.
     """
     assert len(into) == len(source), f"{len(source)} bytes into {len(into)}"
-    if native is not None and len(into) >= _MIN_NATIVE_BYTES:
+    if native is not None and len(into) >= MIN_NATIVE_BYTES:
         digest: bytes = native.copy_and_digest_many(into, source, len(into))
         return digest
     if len(into) <= CHUNK_BYTES:

@@ -209,7 +209,7 @@ class DataListener:
 
         try:
             bound_waits(connection)
-            send_payloads(connection, ticket.pieces, check)
+            send_payloads(connection, ticket.payloads, check)
             is_sent = True
         except (OSError, ConnectionLost) as problem:
             log.debug("data connection: %s", problem)

@@ -26,7 +26,6 @@ from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, break_off
 from ...sources.peers.receiving import PayloadReader, connect
 from ...tiers.base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
 from ...tiers.block import Tier
-from ...tiers.payload import checksum
 from ...v1 import peer_pb2 as pb
 from ...v1.shm import CHECKSUM_BYTES
 from ..core.events import CopyFinished, Event, SourceChanged, SourceSearched
@@ -338,19 +337,19 @@ class PeerEdge:
         memory, lengths = self._engines[work.target], work.bundle.identity.geometry.fragment_bytes
         wanted = {(item.label.group, item.source - first): item for items in left.values() for item in items}
         copies = {items[0].label.group: copy for copy, items in left.items()}
-        num_bytes, number = 0, 0
         for group, length in enumerate(lengths):
-            for block in range(ticket.num_blocks):
-                item = wanted.get((group, block))
-                into = memory.view(item.target, length) if item else memoryview(bytearray(length))
-                reader.fill(into)
-                told = ticket.checksums[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
-                if checksum(into) != told or (item and item.label.checksum not in (b"", told)):
+            items = [wanted.get((group, block)) for block in range(ticket.num_blocks)]
+            found = reader.fill_many(
+                [memory.view(one.target, length) if one else memoryview(bytearray(length)) for one in items]
+            )
+            for block, (item, digest) in enumerate(zip(items, found, strict=True)):
+                start = (group * ticket.num_blocks + block) * CHECKSUM_BYTES
+                told = ticket.checksums[start : start + CHECKSUM_BYTES]
+                if digest != told or (item and item.label.checksum not in (b"", told)):
                     raise CopyError(Cause.WRONG_CHECKSUM, f"block {block}, layer group {group}")
-                number, num_bytes = number + 1, num_bytes + length
             if group in copies:
                 self._land(copies[group], left, first, ticket)
-        return num_bytes
+        return sum(lengths) * ticket.num_blocks
 
     def _land(
         self, copy: int, left: dict[int, Sequence[CopyItem]], first: int, ticket: pb.FetchBlocksResponse

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from ...tiers.block import NamespaceIdentity
 from ...v1 import kvcache_pb2 as pb
 from ...v1.types_pb2 import HostLoad
-from ..core.fleet.fleet_rank import FleetRank, KnownHost, disk_load_s, rank_fleet
+from ..core.fleet.fleet_rank import FleetRank, KnownHost, disk_load_s, is_full, rank_fleet
 from ..core.requests.lookups import LookupResult
 from ..core.results import Refusal
 from ..errors import error, from_refusal
@@ -61,7 +61,7 @@ class RankService:
         self._lanes: dict[str, _Rankings] = {}  # by tenant; those that have any
 
     def rank(self, caller: Caller, request: pb.RankRequest) -> "asyncio.Future[pb.RankResponse]":
-        """Return the hosts for a chain, the one with the earliest first token first. Changes nothing.
+        """Return the hosts for a chain, the one that should get it first. Changes nothing.
         Raises ApplianceError."""
         names = self._cache.chain(request.prefix_hashes)
         identity = self._cache.identity_of(caller, request.namespace_id)
@@ -143,7 +143,15 @@ class RankService:
             num_on_disk=num_on_disk,
             load=load,
         )
-        known = KnownHost("", found.num_blocks, worth, load_s, is_draining=load.is_draining, busy=_busy(load))
+        known = KnownHost(
+            "",
+            found.num_blocks,
+            worth,
+            load_s,
+            is_draining=load.is_draining,
+            is_full=_is_full(load),
+            busy=_busy(load),
+        )
         return _Row(known, shown)
 
     def _row(self, host: FleetHost, identity: NamespaceIdentity, names: Sequence[bytes]) -> _Row:
@@ -176,6 +184,7 @@ class RankService:
             load_s,
             is_askable=host.may_fetch(self._cache.appliance.clock()),
             is_draining=load.is_draining,
+            is_full=_is_full(load),
             busy=_busy(load),
         )
         return _Row(known, shown)
@@ -206,6 +215,10 @@ def _chosen(rows: Iterable[_Row], queues: Mapping[str, float]) -> dict[str, _Row
         key: by_address.get(key) or by_name.get(key) or _Row(KnownHost(key), pb.RankedHost(address=key))
         for key in queues
     }
+
+
+def _is_full(load: HostLoad) -> bool:
+    return load.HasField("free_share") and is_full(load.free_share)
 
 
 def _busy(load: HostLoad) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ...sources.peers.connection import TICKET_BYTES
-from ...sources.peers.sending import Piece
+from ...tiers.base import Buffer
 from ...v1 import peer_pb2 as pb
 from ...v1.types_pb2 import HostLoad
 from ..core.catalog.catalog import NO_ROW, NamespaceEntry
@@ -41,7 +41,7 @@ class DataTicket:
     """What one connection may read."""
 
     number: bytes
-    pieces: Sequence[Piece]
+    payloads: Sequence[Buffer]
     num_bytes: int
     client: int
     lease: int
@@ -101,6 +101,10 @@ class PeerService:
             / max(1, sum(one.capacity_bytes for one in memory)),
             is_draining=service.draining,
         )
+        last = core.rooms.get(log_tier) or core.rooms.get(core.ladder.put_tier)
+        if last is not None:
+            room = last.statistics()
+            load.free_share = room.free_bytes / max(1, room.capacity_bytes)
         if log_tier in core.rooms:
             load.disk_wait_s = core.costs.wait_s(log_tier)
             load.disk_bytes_per_s = core.costs.bandwidth_of(log_tier)
@@ -214,17 +218,14 @@ class PeerService:
     # ------------------------------------------------------------------------------------- tickets
 
     def _issue(self, held: _Held) -> DataTicket:
-        pieces, num_bytes = [], 0
-        for one in held.fragments:
-            engine = self._service.memory(one.tier)
-            extent, offset, _ = engine.location(one.place)
-            pieces.append(Piece(engine.descriptor(extent), offset, engine.view(one.place, one.length)))
-            num_bytes += one.length
+        memory = self._service.memory
+        payloads = [memory(one.tier).view(one.place, one.length) for one in held.fragments]
+        num_bytes = sum(map(len, payloads))
         now = self._loop.time()
         self._promised_until = max(now, self._promised_until) + num_bytes / self._send_limit
         number = secrets.token_bytes(TICKET_BYTES)
         timer = self._loop.call_later(TICKET_S, self._expire, number)
-        ticket = DataTicket(number, pieces, num_bytes, held.client, held.lease, now + SEND_S, timer)
+        ticket = DataTicket(number, payloads, num_bytes, held.client, held.lease, now + SEND_S, timer)
         self._waiting[number] = ticket
         self.counters["tickets_issued"] += 1
         return ticket
@@ -251,7 +252,7 @@ class PeerService:
 
     def _let_go(self, ticket: DataTicket) -> None:
         ticket.timer.cancel()
-        ticket.pieces = ()
+        ticket.payloads = ()
         self._service.appliance.step(ReleaseRequested(None, ticket.client, [ticket.lease]))
 
     def _release(self, client: int, lease: int) -> None:

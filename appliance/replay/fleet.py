@@ -17,6 +17,7 @@ import numpy as np
 from ...sources.objects.limits import blocks_per_bundle
 from ...tiers.base import Cause, CopyOutcome
 from ..core import events as ev
+from ..core.fleet.fleet_rank import is_full
 from ..core.fleet.ranking import HostOffer, rank_hosts
 from ..core.instructions import FetchBundle, SearchBundles
 from ..core.requests.lookups import LookupResult
@@ -79,6 +80,14 @@ class _HostShell(TimedShell):
     def queue_s(self) -> float:
         """Return seconds of prefill that wait or run."""
         return max(0.0, self._free_at - self.clock.now) + sum(self._expected_s.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether new blocks push others out."""
+        ladder = self.setup.ladder
+        tier = ladder.log_tier if ladder.log_tier in self.planner.rooms else ladder.put_tier
+        room = self.planner.rooms[tier].statistics()
+        return is_full(room.free_bytes / max(1, room.capacity_bytes))
 
     def found(self, namespace: int, names: list[bytes]) -> LookupResult:
         """Return what it holds of a chain."""
@@ -286,6 +295,7 @@ class FleetReplay:
                     max(most, there.num_blocks),
                     fetch_s,
                     host.queue_s(),
+                    host.is_full,
                 )
             )
         ranked = rank_hosts(offers, len(chain), lambda first, count: self._compute_s(namespace, first, count))

@@ -70,7 +70,9 @@ class HostRank:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The hosts of a fleet for one prompt, the one with the earliest expected first token first. A hint."""
+    """The hosts of a fleet for one prompt, the one that should get it first. A hint.
+
+    That is the one with the earliest expected first token, unless others would lose more by it."""
 
     hosts: tuple[HostRank, ...]
     num_blocks: int  # of the prompt

@@ -6,10 +6,13 @@ checksums were compared. A holder that sends less, more, other bytes, or nothing
 
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from ...native import native
 from ...tiers.base import Buffer
-from .connection import DONE, HEADER, MAGIC, WAITED, ConnectionLost, bound_waits
+from ...tiers.payload import MIN_NATIVE_BYTES, checksum
+from ...v1.shm import CHECKSUM_BYTES
+from .connection import DONE, HEADER, MAGIC, SLICE_S, WAITED, ConnectionLost, bound_waits
 
 
 def connect(
@@ -69,6 +72,29 @@ class PayloadReader:
             filled += num_read
             self._heard_at = self._clock()
             self._check(0.0)
+
+    def fill_many(self, places: Sequence[Buffer]) -> list[bytes]:
+        """Fill places one after another, and return their checksums. Raises OSError and ConnectionLost."""
+        is_small = any(len(place) < MIN_NATIVE_BYTES for place in places)
+        if native is None or is_small or isinstance(self._connection, ssl.SSLSocket):
+            checksums = []
+            for place in places:
+                self.fill(place)
+                checksums.append(checksum(place))
+            return checksums
+        buffers, at, digests = list(places), 0, b""
+        num_bytes = sum(map(len, buffers))
+        while at < num_bytes:
+            before = at
+            try:
+                at, more = native.receive_many(self._connection.fileno(), buffers, at, SLICE_S)
+            except EOFError as problem:
+                raise ConnectionLost(str(problem)) from problem
+            digests += more
+            now = self._clock()
+            self._heard_at = now if at > before else self._heard_at
+            self._check(now - self._heard_at)
+        return [digests[one : one + CHECKSUM_BYTES] for one in range(0, len(digests), CHECKSUM_BYTES)]
 
     def end(self) -> None:
         """Say that all has arrived."""

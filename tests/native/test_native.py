@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -372,3 +373,47 @@ else:
         interpreters.run_string(other, code)
     finally:
         interpreters.destroy(other)
+
+
+@pytest.mark.parametrize("name", ["receive_many", "send_many"])
+def test_sockets_refuse_what_makes_no_sense(name: str) -> None:
+    move, place = getattr(native, name), bytearray(300)
+    with contextlib.ExitStack() as stack:
+        here, there = map(stack.enter_context, socket.socketpair())
+        for one in (here, there):
+            one.settimeout(None)
+        for start in (-1, 301):
+            with pytest.raises(ValueError, match="of 300"):
+                move(here.fileno(), [place], start, 1.0)
+        with pytest.raises(TypeError):
+            move(here.fileno(), (place,), 0, 1.0)
+        with pytest.raises(TypeError):
+            move(here.fileno(), [place, None], 0, 1.0)
+        with pytest.raises(OSError, match="descriptor"):
+            move(-1, [place], 0, 1.0)
+        assert move(here.fileno(), [], 0, 1.0) in ((0, b""), 0)
+        if name == "receive_many":
+            with pytest.raises(BufferError):
+                move(here.fileno(), [bytes(300)], 0, 1.0)
+            with pytest.raises(ValueError, match="at least 241"):
+                move(here.fileno(), [place, bytearray(240)], 0, 1.0)
+            there.sendall(b"a" * 299)
+            there.close()
+            assert move(here.fileno(), [place], 0, 1.0) == (299, b"")
+            with pytest.raises(EOFError, match="1 bytes early"):
+                move(here.fileno(), [place], 299, 1.0)
+        place.append(0)  # no buffer is held any more
+
+
+def test_receiving_ends_after_its_time_and_digests_are_of_whole_buffers() -> None:
+    assert native is not None
+    data = random.Random(1).randbytes(1000)
+    with contextlib.ExitStack() as stack:
+        here, there = map(stack.enter_context, socket.socketpair())
+        assert native.send_many(there.fileno(), [data[:400], data[400:]], 0, 9.0) == 1000
+        places = [bytearray(400), bytearray(600)]
+        at, digests = native.receive_many(here.fileno(), places, 0, 0.0)
+        assert (at, digests) == (400, xxhash.xxh3_128_digest(data[:400]))
+        at, digests = native.receive_many(here.fileno(), places, at, 0.0)
+        assert (at, digests) == (1000, xxhash.xxh3_128_digest(data[400:]))
+        assert b"".join(places) == data

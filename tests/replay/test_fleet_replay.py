@@ -58,6 +58,20 @@ def test_blocks_of_others_count_where_they_arrive_before_they_are_computed() -> 
     assert (waits.first_token_s, waits.num_fetched) == (9.0, 6)
 
 
+def test_what_is_new_on_a_full_host_costs_others_and_waits_count_only_where_all_hosts_have_them() -> None:
+    holder = HostOffer("holder", 8, 0.0, 8, 0.0, 2.0, is_full=True)
+    idle = HostOffer("idle", 0, 0.0, 8, 0.5, 0.0, is_full=True)
+    assert rank_hosts([idle, holder], 8, seconds)[0].host == "holder", "8 s of blocks would leave elsewhere"
+    assert rank_hosts([idle._replace(is_full=False), holder], 8, seconds)[0].host == "idle"
+    late = holder._replace(queue_s=10.0, is_full=False)
+    computes = HostOffer("computes", 0, 0.0, 0, 0.0, 0.5)
+    assert rank_hosts([late, computes._replace(queue_s=0.0)], 8, seconds)[0].host == "computes"
+    first, second = rank_hosts([late, computes], 8, seconds)
+    assert (first.host, first.others_s) == ("computes", 1.0), "half a second is a sixteenth of this prompt"
+    assert (second.host, second.others_s) == ("holder", 0.0)
+    assert rank_hosts([late, computes._replace(queue_s=4.0)], 8, seconds)[0].host == "holder"
+
+
 def test_equal_hosts_keep_their_order_and_wrong_offers_are_refused() -> None:
     offers = [HostOffer(name, 0, 0.0, 0, 0.0, 1.0) for name in "ba"]
     assert [one.host for one in rank_hosts(offers, 4, seconds)] == ["b", "a"]

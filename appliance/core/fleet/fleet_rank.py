@@ -12,6 +12,8 @@ from .ranking import HostOffer, rank_hosts
 
 #: A host that says that its disk is busy for longer is not believed.
 MAX_WAIT_S: Final = 3600.0
+#: Of its last tier, below which new blocks push others out.
+FULL_SHARE: Final = 0.05
 
 
 class KnownHost(NamedTuple):
@@ -24,6 +26,7 @@ class KnownHost(NamedTuple):
     queue_s: float = 0.0  # of prefill that waits or runs there
     is_askable: bool = True  # others may fetch from it now
     is_draining: bool = False
+    is_full: bool = False  # new blocks push others out of its last tier
     busy: tuple[int, ...] = ()  # of hosts that are equal otherwise, the one with the least comes first
 
 
@@ -36,6 +39,11 @@ class FleetRank(NamedTuple):
     num_computed: int
     fetch_s: float
     compute_s: float
+
+
+def is_full(free_share: float) -> bool:
+    """Return whether a host with so large a share of its last tier free gives up blocks for new ones."""
+    return free_share < FULL_SHARE
 
 
 def disk_load_s(
@@ -58,7 +66,7 @@ def rank_fleet(
     fetch_s: Callable[[int], float],
     compute_s: Callable[[int, int], float],
 ) -> list[FleetRank]:
-    """Return the hosts, the one with the earliest first token first; those that drain come last.
+    """Return the hosts in the order of `rank_hosts`; those that drain come last.
 
     `names`: of the chain's blocks. `num_fetchable`: blocks, from the first one on, that a host which lacks
     them can fetch. `fetch_s(count)`: seconds until `count` blocks have arrived from elsewhere. `compute_s(
@@ -75,7 +83,7 @@ def rank_fleet(
         end = max(num_loaded, num_fetchable) if num_loaded == one.num_held else num_loaded
         missing = max(0, min(end, num_blocks) - num_loaded)
         needs_s = fetch_s(missing) if missing else 0.0
-        offers.append(HostOffer(one.host, num_loaded, one.load_s, end, needs_s, one.queue_s))
+        offers.append(HostOffer(one.host, num_loaded, one.load_s, end, needs_s, one.queue_s, one.is_full))
     fetches = {offer.host: offer.fetch_s for offer in offers}
     ranked = [
         FleetRank(

@@ -452,7 +452,7 @@ class RankResponse(_message.Message):
     """no prefill of this namespace was stated or measured here: its speed follows from its shape"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankedHost]:
-        """the earliest expected first token first"""
+        """the earliest expected first token first, unless others would lose more by it"""
 
     def __init__(
         self,

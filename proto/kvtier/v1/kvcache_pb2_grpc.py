@@ -184,7 +184,7 @@ class KVCacheServiceServicer:
 
     def Rank(self, request, context):
         """Which host of the fleet answers a prompt first: what each one holds of it, what loading, fetching and
-        computing take there, the earliest expected first token first. For routers. No side effect, no promise.
+        computing take there, the one that should get it first. For routers. No side effect, no promise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

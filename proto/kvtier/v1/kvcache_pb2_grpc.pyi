@@ -58,7 +58,7 @@ class KVCacheServiceStub:
     """
     Rank: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.RankRequest, _kvcache_pb2.RankResponse]
     """Which host of the fleet answers a prompt first: what each one holds of it, what loading, fetching and
-    computing take there, the earliest expected first token first. For routers. No side effect, no promise.
+    computing take there, the one that should get it first. For routers. No side effect, no promise.
     """
     Acquire: _grpc.UnaryStreamMultiCallable[_kvcache_pb2.AcquireRequest, _kvcache_pb2.AcquireResponse]
     """Looks up and pins in one step. The first answer names the lease and how many blocks of the chain it
@@ -122,7 +122,7 @@ class KVCacheServiceAsyncStub(KVCacheServiceStub):
     """
     Rank: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.RankRequest, _kvcache_pb2.RankResponse]  # type: ignore[assignment]
     """Which host of the fleet answers a prompt first: what each one holds of it, what loading, fetching and
-    computing take there, the earliest expected first token first. For routers. No side effect, no promise.
+    computing take there, the one that should get it first. For routers. No side effect, no promise.
     """
     Acquire: _aio.UnaryStreamMultiCallable[_kvcache_pb2.AcquireRequest, _kvcache_pb2.AcquireResponse]  # type: ignore[assignment]
     """Looks up and pins in one step. The first answer names the lease and how many blocks of the chain it
@@ -219,7 +219,7 @@ class KVCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvcache_pb2.RankResponse, _abc.Awaitable[_kvcache_pb2.RankResponse]]:
         """Which host of the fleet answers a prompt first: what each one holds of it, what loading, fetching and
-        computing take there, the earliest expected first token first. For routers. No side effect, no promise.
+        computing take there, the one that should get it first. For routers. No side effect, no promise.
         """
 
     @_abc_1.abstractmethod

@@ -316,6 +316,7 @@ class HostLoad(_message.Message):
     DISK_WAIT_S_FIELD_NUMBER: _builtins.int
     DISK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     IS_DRAINING_FIELD_NUMBER: _builtins.int
+    FREE_SHARE_FIELD_NUMBER: _builtins.int
     num_tickets: _builtins.int
     """for other hosts, in use"""
     max_tickets: _builtins.int
@@ -329,6 +330,8 @@ class HostLoad(_message.Message):
     """of its disk, as measured"""
     is_draining: _builtins.bool
     """it takes nothing new"""
+    free_share: _builtins.float
+    """of its last tier, out of which new blocks push others when it is full"""
     def __init__(
         self,
         *,
@@ -339,15 +342,18 @@ class HostLoad(_message.Message):
         disk_wait_s: _builtins.float | None = ...,
         disk_bytes_per_s: _builtins.float | None = ...,
         is_draining: _builtins.bool | None = ...,
+        free_share: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes_per_s", b"_disk_bytes_per_s", "_disk_wait_s", b"_disk_wait_s", "_is_draining", b"_is_draining", "_memory_free_share", b"_memory_free_share", "_queued_bytes", b"_queued_bytes", "disk_bytes_per_s", b"disk_bytes_per_s", "disk_wait_s", b"disk_wait_s", "is_draining", b"is_draining", "memory_free_share", b"memory_free_share", "queued_bytes", b"queued_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes_per_s", b"_disk_bytes_per_s", "_disk_wait_s", b"_disk_wait_s", "_free_share", b"_free_share", "_is_draining", b"_is_draining", "_memory_free_share", b"_memory_free_share", "_queued_bytes", b"_queued_bytes", "disk_bytes_per_s", b"disk_bytes_per_s", "disk_wait_s", b"disk_wait_s", "free_share", b"free_share", "is_draining", b"is_draining", "memory_free_share", b"memory_free_share", "queued_bytes", b"queued_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes_per_s", b"_disk_bytes_per_s", "_disk_wait_s", b"_disk_wait_s", "_is_draining", b"_is_draining", "_memory_free_share", b"_memory_free_share", "_queued_bytes", b"_queued_bytes", "disk_bytes_per_s", b"disk_bytes_per_s", "disk_wait_s", b"disk_wait_s", "is_draining", b"is_draining", "max_tickets", b"max_tickets", "memory_free_share", b"memory_free_share", "num_tickets", b"num_tickets", "queued_bytes", b"queued_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes_per_s", b"_disk_bytes_per_s", "_disk_wait_s", b"_disk_wait_s", "_free_share", b"_free_share", "_is_draining", b"_is_draining", "_memory_free_share", b"_memory_free_share", "_queued_bytes", b"_queued_bytes", "disk_bytes_per_s", b"disk_bytes_per_s", "disk_wait_s", b"disk_wait_s", "free_share", b"free_share", "is_draining", b"is_draining", "max_tickets", b"max_tickets", "memory_free_share", b"memory_free_share", "num_tickets", b"num_tickets", "queued_bytes", b"queued_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_bytes_per_s: _TypeAlias = _typing.Literal["disk_bytes_per_s"]  # noqa: Y015
     _WhichOneofArgType__disk_bytes_per_s: _TypeAlias = _typing.Literal["_disk_bytes_per_s", b"_disk_bytes_per_s"]  # noqa: Y015
     _WhichOneofReturnType__disk_wait_s: _TypeAlias = _typing.Literal["disk_wait_s"]  # noqa: Y015
     _WhichOneofArgType__disk_wait_s: _TypeAlias = _typing.Literal["_disk_wait_s", b"_disk_wait_s"]  # noqa: Y015
+    _WhichOneofReturnType__free_share: _TypeAlias = _typing.Literal["free_share"]  # noqa: Y015
+    _WhichOneofArgType__free_share: _TypeAlias = _typing.Literal["_free_share", b"_free_share"]  # noqa: Y015
     _WhichOneofReturnType__is_draining: _TypeAlias = _typing.Literal["is_draining"]  # noqa: Y015
     _WhichOneofArgType__is_draining: _TypeAlias = _typing.Literal["_is_draining", b"_is_draining"]  # noqa: Y015
     _WhichOneofReturnType__memory_free_share: _TypeAlias = _typing.Literal["memory_free_share"]  # noqa: Y015
@@ -358,6 +364,8 @@ class HostLoad(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_bytes_per_s) -> _WhichOneofReturnType__disk_bytes_per_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_wait_s) -> _WhichOneofReturnType__disk_wait_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__free_share) -> _WhichOneofReturnType__free_share | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__is_draining) -> _WhichOneofReturnType__is_draining | None: ...
     @_typing.overload

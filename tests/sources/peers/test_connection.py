@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import xxhash
 
 from kvtier.sources.peers.connection import HEADER, MAGIC, TICKET_BYTES, ConnectionLost, bound_waits, is_quiet
 from kvtier.sources.peers.receiving import PayloadReader, connect
-from kvtier.sources.peers.sending import Piece, send_payloads
+from kvtier.sources.peers.sending import send_payloads
 
 TICKET = bytes(range(TICKET_BYTES))
 PATIENCE_S = 60.0
@@ -46,59 +47,77 @@ def beside(task: Callable[[], object]) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", [1, 4096, 3_000_001])
 def test_payloads_arrive_as_they_lie_in_memory(size: int) -> None:
-    memory = os.memfd_create("extent")
     data = os.urandom(3 * size)
-    os.write(memory, data)
-    pieces = [
-        Piece(memory, 2 * size, memoryview(data)[2 * size :]),
-        Piece(memory, 0, memoryview(data)[:size]),
-    ]
+    payloads = [memoryview(data)[2 * size :], memoryview(data)[:size]]
     tickets = []
     with both_ends() as (fetcher, holder):
 
         def hold() -> None:
             for _ in range(2):  # one ticket after the other
                 tickets.append(holder.recv(TICKET_BYTES, socket.MSG_WAITALL))
-                send_payloads(holder, pieces, no_check)
+                send_payloads(holder, payloads, no_check)
 
         with beside(hold):
             for _ in range(2):
                 reader = PayloadReader(fetcher, time.monotonic, no_check)
                 reader.begin(TICKET, 2)
                 found = [bytearray(size), bytearray(size)]
-                for into in found:
-                    reader.fill(memoryview(into))
+                digests = reader.fill_many([memoryview(one) for one in found])
                 reader.end()
-                assert found == [data[2 * size :], data[:size]]
+                assert found == payloads
+                assert digests == [xxhash.xxh3_128_digest(one) for one in payloads]
                 assert is_quiet(fetcher)
     assert tickets == [TICKET, TICKET]
-    os.close(memory)
+
+
+def test_payloads_that_come_slowly_are_whole_and_the_caller_hears_of_each_wait() -> None:
+    """Cut at bytes that are no boundaries, with a wait of the kernel that ends in between."""
+    data, looked = os.urandom(1000), list[float]()
+    places, is_late = [bytearray(400), bytearray(600)], threading.Event()
+
+    def check(silent_s: float) -> None:
+        looked.append(silent_s)
+        if silent_s:
+            is_late.set()
+
+    with both_ends() as (fetcher, holder):
+
+        def hold() -> None:
+            for start, end in ((0, 1), (1, 450), (450, 999), (999, 1000)):
+                holder.sendall(data[start:end])
+                assert is_late.wait(PATIENCE_S)
+                is_late.clear()
+
+        with beside(hold):
+            reader = PayloadReader(fetcher, time.monotonic, check)
+            digests = reader.fill_many([memoryview(one) for one in places])
+            is_late.set()
+    assert b"".join(places) == data
+    assert digests == [xxhash.xxh3_128_digest(one) for one in (data[:400], data[400:])]
+    assert max(looked) > 0.0
 
 
 def test_a_lease_is_not_over_before_the_other_end_has_everything() -> None:
-    memory = os.memfd_create("extent")
-    os.write(memory, bytes(1000))
     ended = threading.Event()
     with both_ends() as (fetcher, holder):
 
         def hold() -> None:
             holder.recv(TICKET_BYTES, socket.MSG_WAITALL)
-            send_payloads(holder, [Piece(memory, 0, memoryview(bytes(1000)))], no_check)
+            send_payloads(holder, [memoryview(bytes(1000))], no_check)
             ended.set()
 
         with beside(hold):
             reader = PayloadReader(fetcher, time.monotonic, no_check)
             reader.begin(TICKET, 1)
-            reader.fill(memoryview(bytearray(1000)))
+            reader.fill_many([memoryview(bytearray(1000))])
             assert not ended.is_set()  # whatever was sent: it waits for the acknowledgement
             reader.end()
         assert ended.is_set()
-    os.close(memory)
 
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"kv", b"HTTP/1.1", HEADER.pack(MAGIC, 3), HEADER.pack(MAGIC, 2) + b"a" * 99],
+    [b"", b"kv", b"HTTP/1.1", HEADER.pack(MAGIC, 3), HEADER.pack(MAGIC, 2) + b"a" * 999],
     ids=["nothing", "half a header", "another protocol", "another number", "one byte less"],
 )
 def test_a_holder_that_closes_early_is_an_error(sent: bytes) -> None:
@@ -112,7 +131,7 @@ def test_a_holder_that_closes_early_is_an_error(sent: bytes) -> None:
 def read_two(fetcher: socket.socket) -> None:
     reader = PayloadReader(fetcher, time.monotonic, no_check)
     reader.begin(TICKET, 2)
-    reader.fill(memoryview(bytearray(100)))
+    reader.fill_many([memoryview(bytearray(500)) for _ in range(2)])
 
 
 def test_a_holder_that_sends_nothing_is_left_when_the_caller_says_so() -> None:
@@ -141,12 +160,21 @@ def test_more_than_was_announced_is_noticed() -> None:
             assert time.monotonic() < ends_at
 
 
-def test_a_fetcher_that_leaves_ends_the_sending() -> None:
+@pytest.mark.parametrize("has_read", [False, True])
+def test_a_fetcher_that_leaves_ends_the_sending(has_read: bool) -> None:
     with both_ends() as (fetcher, holder):
-        memory = os.memfd_create("extent")
-        os.ftruncate(memory, 64 << 20)
-        piece = Piece(memory, 0, memoryview(bytes(64 << 20)))
+        if has_read:
+            holder.send(b"a")
+            fetcher.recv(1)
         fetcher.close()
         with pytest.raises((OSError, ConnectionLost)):
-            send_payloads(holder, [piece], no_check)
-        os.close(memory)
+            send_payloads(holder, [memoryview(bytes(64 << 20))], no_check)
+
+
+def test_a_fetcher_that_takes_nothing_is_left_when_the_caller_says_so() -> None:
+    def check(is_moving: bool) -> None:
+        if not is_moving:
+            raise ConnectionLost("enough")
+
+    with both_ends() as (_, holder), pytest.raises(ConnectionLost, match="enough"):
+        send_payloads(holder, [memoryview(bytes(64 << 20))], check)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvtier.appliance.core.fleet.fleet_rank import KnownHost, disk_load_s, rank_fleet
+from kvtier.appliance.core.fleet.fleet_rank import KnownHost, disk_load_s, is_full, rank_fleet
 
 NAMES = [bytes([number]) * 32 for number in range(10)]
 FETCH_S = 0.1  # of a block
@@ -33,6 +33,12 @@ def test_the_holder_comes_first_and_others_fetch() -> None:
 def test_a_long_queue_costs_the_holder_its_place() -> None:
     held = KnownHost("a", num_held=8, num_worth_loading=8, queue_s=7.0)
     assert ranked(held, KnownHost("b"), num_fetchable=8) == [("b", 2.8), ("a", 9.0)]
+
+
+def test_a_full_host_keeps_its_prompts_though_another_would_answer_sooner() -> None:
+    held = KnownHost("a", num_held=8, num_worth_loading=8, queue_s=7.0, is_full=True)
+    assert ranked(held, KnownHost("b", is_full=True), num_fetchable=8) == [("a", 9.0), ("b", 2.8)]
+    assert [is_full(share) for share in (0.0, 0.04, 0.05, 1.0, math.nan)] == [True, True, False, False, False]
 
 
 def test_what_is_not_worth_loading_is_computed_and_nothing_fetched_behind_it() -> None:
