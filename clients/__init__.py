@@ -42,6 +42,7 @@ from .sync import Client, Lease, Pin, Session
 from .values.keys import prefix_hashes
 from .values.namespace import Namespace
 from .values.types import (
+    ExpectedBlocks,
     GetReport,
     HostRank,
     Lookup,
@@ -66,6 +67,7 @@ __all__ = [
     "Client",
     "DataLoss",
     "DeadlineExceeded",
+    "ExpectedBlocks",
     "Fragment",
     "Geometry",
     "GetReport",

@@ -89,6 +89,14 @@ class ViewsEnded:
     domains: frozenset[int]
 
 
+class ExpectedPart(NamedTuple):
+    """Blocks of a chain that are being computed elsewhere, and are put into this daemon or another host's."""
+
+    num_blocks: int  # from the start of the chain on, those that are stored among them
+    until: float  # waited for no longer
+    source: str = ""  # address of the host they are put into; empty: this one
+
+
 @dataclass(slots=True)
 class AcquireRequested:
     """Look up and pin. Answered with AcquireResult, several times, the last marked `last`."""
@@ -107,6 +115,7 @@ class AcquireRequested:
     retention: Sequence[RetentionHint] = ()
     on_device: bool = False  # the reader can read every memory tier, also one that is a GPU's
     is_local: bool = False  # nothing is fetched for it: another host asks
+    expected: ExpectedPart | None = None
 
 
 @dataclass(slots=True)
@@ -306,6 +315,15 @@ class SourceSearched:
 
 
 @dataclass(slots=True)
+class BlocksTold:
+    """Another host says how many of the blocks of an AwaitBlocks it can read: a hint."""
+
+    await_number: int
+    num_blocks: int  # from the first one on
+    is_over: bool = False  # nothing more is told
+
+
+@dataclass(slots=True)
 class ExportFinished:
     """An export ended. `is_stored`: the source holds the bundle now, perhaps since another host stored it."""
 
@@ -415,6 +433,7 @@ Event: TypeAlias = (
     | CopyFinished
     | SourceChanged
     | SourceSearched
+    | BlocksTold
     | ExportFinished
     | FragmentsDamaged
     | SegmentFreed

@@ -77,6 +77,28 @@ class BundleBlocks:
 
 
 @dataclass(slots=True)
+class AwaitBlocks:
+    """Let another host tell how many of these blocks it has, as they come to be there.
+
+    BlocksTold follow, the last one `is_over`: at once when the host cannot be asked, soon after it is gone,
+    and soon after `until` at the latest. None has to follow a StopAwaiting.
+    """
+
+    number: int
+    identity: NamespaceIdentity
+    names: Sequence[bytes]  # consecutive blocks of a chain
+    source: str  # address of the host
+    until: float
+
+
+@dataclass(slots=True)
+class StopAwaiting:
+    """What an AwaitBlocks tells is not wanted any more."""
+
+    number: int
+
+
+@dataclass(slots=True)
 class FetchBundle:
     """Read blocks of a bundle from the source into reserved places, one batch a layer group.
 
@@ -181,6 +203,8 @@ Instruction: TypeAlias = (
     | CancelCopy
     | HastenCopy
     | SearchBundles
+    | AwaitBlocks
+    | StopAwaiting
     | FetchBundle
     | ExportBundle
     | Publish

@@ -8,9 +8,8 @@ at start); `lookup` and the inspections only read.
 
 This file says which part answers which event. What all parts work on is `core` (core_state.py): options,
 catalog, rooms, policies in force, time, outbox, log. The parts: `residency` (moves fragments between states,
-by transitions.py), `pressure` and `reclaim` (eviction), `loads` and `copies` (what is on its way),
-`requests`, `reads`, `writes` and `placing` (requests; `gets` and `puts`: one of them from arrival to last
-reply), `leases`, `pins`, `sessions` (what protects blocks), `story` (what happened and why).
+by transitions.py), `pressure`, `reclaim` (eviction), `loads` and `copies` (what is on its way), `requests`,
+`reads`, `writes`, `placing`; `leases`, `pins`, `sessions` (what protects blocks), `story` (what happened).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -169,6 +168,7 @@ class Planner:
             ev.SourceChanged: self._source_changed,
             ev.LookedUp: self.fetches.looked_up,
             ev.SourceSearched: self.fetches.searched,
+            ev.BlocksTold: self.reads.expectations.told,
             ev.ExportFinished: self.exports.finished,
             ev.FragmentsDamaged: self.damage.condemn,
             ev.SegmentFreed: lambda event: self.reclaim.segment_freed(event.segment),
@@ -262,7 +262,7 @@ class Planner:
             or self.resizing.is_busy
             or self.erasing.is_busy
             or self.evicting.is_busy
-            or (self.sessions.is_busy or self.fetches.is_busy)
+            or (self.sessions.is_busy or self.fetches.is_busy or self.reads.expectations.is_busy)
             or (self.dirty.is_busy or self.exports.is_busy or self.waiting.wants_turn)
         )
 

@@ -11,6 +11,7 @@ from ...v1.addresses import socket_path
 from ..appliance import Appliance
 from ..config import Settings
 from ..core.planner import Planner
+from .awaits import Awaits
 from .data_listener import DataListener
 from .fleet_tls import FleetTls
 from .hosts import Hosts
@@ -37,6 +38,8 @@ class Fleet:
         self._namespaces = planner.catalog.namespaces
         self.hosts = Hosts(epoch, self._tls, self._digests, lambda: self.edge.hosts_changed())
         self.edge = PeerEdge(self.hosts, engines, appliance.step, appliance.clock, self._tls)
+        self.awaits = Awaits(self.hosts, appliance.step, appliance.clock)
+        self._epoch = epoch
         self._members = FleetMembers(peers.hosts, self.hosts.set_members)
         self._running: asyncio.Task[None] | None = None
         self._listener: DataListener | None = None
@@ -59,9 +62,25 @@ class Fleet:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         await self.hosts.stop()
+        await self.awaits.stop()
         await self.edge.stop()
         if self._listener is not None:
             await self._listener.stop()
+
+    def locate(self, name: str, epoch: int) -> str | None:
+        """Return the address of a live host that has this address, name or epoch.
+
+        Empty for this host, None where there is none."""
+        if epoch == self._epoch or not (name or epoch):
+            return ""
+        for host in self.hosts.by_address.values():
+            if name and name not in (host.address, host.name):
+                continue
+            if host.is_self and epoch in (0, self._epoch):
+                return ""
+            if host.is_live and epoch in (0, host.epoch):
+                return host.address
+        return None
 
     @property
     def counters(self) -> Counter[str]:

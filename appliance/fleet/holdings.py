@@ -5,14 +5,14 @@ It finds that the ring has moved on, and gets a snapshot anew. Nothing is kept f
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ...sources.peers.inventory import short_names
 from ...tiers.block import Tier
 from ...v1 import peer_pb2 as pb
 from ...v1.types_pb2 import HostLoad
-from ..core.catalog.catalog import NO_ROW, Catalog
+from ..core.catalog.catalog import NO_ROW, Catalog, NamespaceEntry
 from ..event_log import BlockEvent, EventLog
 
 HEARTBEAT_S: Final = 1.0
@@ -84,6 +84,26 @@ class Holdings:
                 await asyncio.sleep(FLUSH_S)
         finally:
             self.num_watchers -= 1
+
+    async def grows(self, namespace: NamespaceEntry, names: Sequence[bytes]) -> AsyncIterator[int]:
+        """Yield how many of `names`, from the first one on, can be read here: now, and whenever it is more.
+
+        Ends when it is all."""
+        events, told = self._events.watch(0), -1
+        while True:
+            there = max(told, 0)
+            while there < len(names) and self._tier(namespace.rows.get(names[there], NO_ROW)) is not None:
+                there += 1
+            if there > told:
+                yield there
+                told = there
+            if there == len(names):
+                return
+            async for event in events:
+                if event.namespace_id == namespace.id:
+                    break
+            else:
+                return  # the daemon stops
 
     async def _snapshot(
         self, namespaces: Mapping[int, bytes], is_reset: bool

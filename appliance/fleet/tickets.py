@@ -31,6 +31,8 @@ from .holdings import MAX_DIGESTS, Holdings
 TICKET_S: Final = 5.0  # from its issue until a connection shows it
 SEND_S: Final = 30.0  # from its issue until all has arrived
 MAX_TICKETS: Final = 16
+MAX_AWAITED: Final = 256  # chains that other hosts wait for, each by a stream
+MAX_AWAIT_S: Final = 600.0
 MAX_BACKLOG_S: Final = 0.25  # of bytes beyond the send limit, that are promised already
 RETRY_S: Final = 0.1
 LEASE_S: Final = 2 * SEND_S
@@ -70,6 +72,7 @@ class PeerService:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[bytes, DataTicket] = {}  # that no connection showed yet
         self._num_acquiring = 0
+        self._num_awaited = 0
         self._used: set[DataTicket] = set()
         self._clients: dict[str, ConnectedClient] = {}  # by isolation domain
         self.data_port = 0
@@ -121,15 +124,38 @@ class PeerService:
         async for message in self.holdings.watch(request.namespace_digests):
             yield message
 
+    async def await_blocks(
+        self, caller: Caller, request: pb.AwaitBlocksRequest
+    ) -> AsyncIterator[pb.AwaitBlocksResponse]:
+        """Yield how many blocks of a chain can be read, whenever it is more. Raises ApplianceError."""
+        namespace, names = self._asked(request.epoch, request.namespace_digest, request.prefix_hashes)
+        if self._num_awaited >= MAX_AWAITED:
+            raise error("TOO_MANY_IN_FLIGHT", f"{MAX_AWAITED} chains are awaited here; compute", RETRY_S)
+        self._num_awaited += 1
+        try:
+            async with asyncio.timeout(min(request.deadline_ms / 1000, MAX_AWAIT_S)):
+                async for num_blocks in self.holdings.grows(namespace, names):
+                    yield pb.AwaitBlocksResponse(num_blocks=num_blocks)
+        except TimeoutError:
+            pass
+        finally:
+            self._num_awaited -= 1
+
+    def _asked(self, epoch: int, digest: bytes, packed: bytes) -> tuple[NamespaceEntry, list[bytes]]:
+        """Return what a request of another host is about. Raises ApplianceError."""
+        service = self._service
+        if epoch != service.facts.epoch:
+            raise error("NOTHING_THERE", "this host has started anew; what it held is not known any more")
+        names = service.chain(packed)
+        namespace = self._namespace(digest)
+        if namespace is None:
+            raise error("UNKNOWN_NAMESPACE", "no runtime has registered this namespace here")
+        return namespace, names
+
     async def fetch_blocks(self, caller: Caller, request: pb.FetchBlocksRequest) -> pb.FetchBlocksResponse:
         """Return a ticket for the blocks that are here, from the first one on. Raises ApplianceError."""
         service = self._service
-        if request.epoch != service.facts.epoch:
-            raise error("NOTHING_THERE", "this host has started anew; what it held is not known any more")
-        names = service.chain(request.prefix_hashes)
-        namespace = self._namespace(request.namespace_digest)
-        if namespace is None:
-            raise error("UNKNOWN_NAMESPACE", "no runtime has registered this namespace here")
+        namespace, names = self._asked(request.epoch, request.namespace_digest, request.prefix_hashes)
         self._admit()
         self._num_acquiring += 1
         try:

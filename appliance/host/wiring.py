@@ -14,7 +14,7 @@ from ...v1.addresses import socket_path
 from ..appliance import Appliance
 from ..compression.codec_choice import CodecSelection
 from ..config import Settings, bandwidth_shares_of
-from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
+from ..core.instructions import AwaitBlocks, ExportBundle, FetchBundle, SearchBundles, StopAwaiting
 from ..core.planner import Planner
 from ..errors import StartError
 from ..event_log import EventLog
@@ -117,6 +117,8 @@ def build_sources(
         fleet.edge.store = store
     if (edge := fleet.edge if fleet is not None else store) is not None:
         appliance.carry_out_by(dict.fromkeys((SearchBundles, FetchBundle, ExportBundle), edge.execute))
+    if fleet is not None:
+        appliance.carry_out_by(dict.fromkeys((AwaitBlocks, StopAwaiting), fleet.awaits.execute))
     return store, fleet
 
 
@@ -129,6 +131,8 @@ def build_handlers(
 ) -> tuple[tuple[object, ...], RankPath]:
     """Return what answers the calls of KVCacheService that `service` does not, and Rank over HTTP."""
     ranks = RankService(service, peers, fleet)
+    if fleet is not None:
+        service.locate = fleet.locate
     others = (IntentService(service), ranks, ByteStreams(service, buffers))
     return others, RankPath(ranks, service, access)
 

@@ -5,7 +5,7 @@ assert what it relies on.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...policies.costs import (
     LEAST_TOKENS_PER_S,
@@ -14,10 +14,10 @@ from ...policies.costs import (
     PrefillModel,
 )
 from ...tiers.block import HASH_BYTES, Geometry, NamespaceIdentity, Tier, Urgency
-from ...v1 import types_pb2
+from ...v1 import kvcache_pb2, types_pb2
 from ...v1.conversions import URGENCIES, WireTiers, identity_from_wire
 from ...v1.errors import InvalidRequest
-from ..core.events import RetentionHint
+from ..core.events import ExpectedPart, RetentionHint
 from ..errors import error
 from ..persisted.namespace_book import MAX_TEXTS_BYTES
 
@@ -61,6 +61,26 @@ def urgency(value: int) -> Urgency:
     if found is None:
         raise error("BAD_REQUEST", f"urgency {value} is not known")
     return found
+
+
+def expected(
+    request: kvcache_pb2.AcquireRequest,
+    num_named: int,
+    deadline_at: float,
+    now: float,
+    locate: Callable[[str, int], str | None],
+) -> ExpectedPart | None:
+    """Return what an acquire of `num_named` blocks waits for; None where that is nothing.
+
+    Nothing is waited for of a host that `locate` does not know by name and epoch."""
+    if not request.HasField("expected"):
+        return None
+    said = request.expected
+    source = locate(text("expected.host", said.host), said.epoch)
+    if source is None:
+        return None
+    until = min(deadline_at, now + said.wait_ms / 1000) if said.wait_ms else deadline_at
+    return ExpectedPart(min(said.num_blocks or num_named, num_named), until, source)
 
 
 def retention(given: Sequence[types_pb2.Retention]) -> list[RetentionHint]:

@@ -91,6 +91,10 @@ class CacheService:
         #: of these blocks are in memory that an earlier daemon left, and are being verified.
         self.verify_found: Callable[[int, Sequence[bytes]], asyncio.Future[None] | None] = lambda *_: None
         self.compression = CompressionSettings()  # of streams
+        #: Returns the address of a host of the fleet by name and epoch; empty for this one, None for none.
+        self.locate: Callable[[str, int], str | None] = lambda name, epoch: (
+            "" if epoch == facts.epoch or not (name or epoch) else None
+        )
         self.draining = False
 
     # --------------------------------------------------------------------------- clients and namespaces
@@ -216,6 +220,7 @@ class CacheService:
             )
         deadline_at = self.deadline(caller, request.deadline_ms, DEFAULT_DEADLINE_S)
         ttl_s = checks.ttl_s(request.ttl_ms, self.options.lease_ttl_max_s)
+        expected = checks.expected(request, len(hashes), deadline_at, self.appliance.clock(), self.locate)
         retention, urgency = checks.retention(request.retention), caller.urgency(request.urgency)
         replies = self.appliance.ask_many(
             lambda call: events.AcquireRequested(
@@ -232,6 +237,7 @@ class CacheService:
                 request.load_anyway,
                 retention,
                 reads_hbm,
+                expected=expected,
             ),
             convert,
             self.verify_found(request.namespace_id, hashes),

@@ -15,7 +15,17 @@ from ..operations.direct import Exporter, pages_registration
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import only_hash, pack
 from ..values.namespace import Namespace
-from ..values.types import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Rank, Retention, ServerInfo
+from ..values.types import (
+    ExpectedBlocks,
+    GetReport,
+    Lookup,
+    Prefetch,
+    PrefillSpeed,
+    PutReport,
+    Rank,
+    Retention,
+    ServerInfo,
+)
 from .driver import THREAD_BYTES, AsyncDriver
 from .handles import AsyncLease, AsyncPin, AsyncSession
 from .pages import AsyncPages
@@ -132,11 +142,13 @@ class AsyncClient(AsyncDriver):
         urgency: Urgency = Urgency.QUEUED,
         deadline_s: float | None = None,
         load_anyway: bool = False,
+        expected: ExpectedBlocks | None = None,
     ) -> GetReport:
         """Fetch the stored part of a chain from `first_block` on.
 
         `into` is one writable contiguous buffer, block `first_block` first, a list of one per block, or
-        Pieces; None allocates. Bytes behind the report's `num_bytes` are undefined.
+        Pieces; None allocates. Blocks that are `expected` are waited for. Bytes behind the report's
+        `num_bytes` are undefined.
         """
         link = self._link
         if link is not None and into is not None and not first_block and (name := only_hash(hashes)):
@@ -157,6 +169,7 @@ class AsyncClient(AsyncDriver):
                 urgency,
                 deadline_s,
                 load_anyway,
+                expected,
             )
         )
 
@@ -173,12 +186,14 @@ class AsyncClient(AsyncDriver):
         views: bool = True,
         load_anyway: bool = False,
         retention: Sequence[Retention] = (),
+        expected: ExpectedBlocks | None = None,
     ) -> AsyncLease:
         """Look up and pin in one step; read in place. Use it as a context manager.
 
         Without `views` the lease pins only, for a process that lets another one read: nothing is mapped
         here, and `wait` returns when everything is readable. Blocks on a tier that is known to be slower than
-        computing them are left out, with the lease's `reason`, unless `load_anyway`.
+        computing them are left out, with the lease's `reason`, unless `load_anyway`. Blocks that are
+        `expected` count as pinned until they come, or do not.
         """
         make = partial(
             leases.acquire,
@@ -193,6 +208,7 @@ class AsyncClient(AsyncDriver):
             views,
             load_anyway,
             retention,
+            expected,
         )
         return AsyncLease(self, await self.run(make))
 

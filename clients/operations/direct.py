@@ -28,7 +28,7 @@ from ..errors import (
 )
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.types import PutReport, Retention
+from ..values.types import ExpectedBlocks, PutReport, Retention
 from .answers import num_blocks_of, outcomes_of, tiers_of
 from .base import Operations
 from .effects import Attach, Attachment, Forget, Operation, Receive
@@ -291,6 +291,7 @@ class DirectGet:
         load_anyway: bool,
         after: Any,
         with_events: bool,
+        expected: ExpectedBlocks | None = None,
     ) -> Operation[None]:
         """Send the request. Raises InvalidRequest before anything is sent."""
         pages, operations = self._pages, self._pages.operations
@@ -312,6 +313,7 @@ class DirectGet:
             urgency,
             operations.deadline(deadline_s),
             load_anyway,
+            expected=expected,
         )
         acquire = chain.acquire_request(operations, attachment, self._first_block)
         request = direct_pb2.GetPagesRequest(

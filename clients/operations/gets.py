@@ -26,7 +26,7 @@ from ..memory.buffers import Pieces, blocks_of, scatter, target_span
 from ..memory.extents import I64, U64, Wanted
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.types import GetReport, Retention
+from ..values.types import ExpectedBlocks, GetReport, Retention
 from .answers import FragmentCounter, num_leading
 from .base import Operations, milliseconds, only_answer
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
@@ -49,12 +49,15 @@ class Chain:
     timeout_s: float
     load_anyway: bool = False
     retention: Sequence[Retention] = ()
+    expected: ExpectedBlocks | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest for arguments of the wrong type."""
         text("session", self.session)
         member("urgency", self.urgency, Urgency)
         instances("retention", self.retention, Retention)
+        if self.expected is not None:
+            instance("expected", self.expected, ExpectedBlocks)
 
     def behind(self, num_blocks: int) -> "Chain":
         """Return the same, from so many blocks further on."""
@@ -81,6 +84,7 @@ class Chain:
             first_block=first_block,
             load_anyway=bool(self.load_anyway),
             retention=[hint.to_wire() for hint in self.retention],
+            expected=self.expected.to_wire() if self.expected is not None else None,
         )
 
 
@@ -94,6 +98,7 @@ def get(
     urgency: Urgency,
     deadline_s: float | None,
     load_anyway: bool = False,
+    expected: ExpectedBlocks | None = None,
 ) -> Operation[GetReport]:
     """Fetch blocks; see Client.get."""
     instance("namespace", namespace, Namespace)
@@ -113,6 +118,7 @@ def get(
         urgency,
         operations.deadline(deadline_s),
         load_anyway,
+        expected=expected,
     )
     num_one_sided, is_shared = 0, num_wanted and attachment.reader is not None
     if is_shared and blocks.contiguous and attachment.extents.mapped:

@@ -23,7 +23,7 @@ from ..memory.extents import OFFSET, U8, Wanted
 from ..memory.fragments import Fragment, Readable, end_all
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.types import Retention
+from ..values.types import ExpectedBlocks, Retention
 from .answers import FragmentCounter, num_blocks_of, tiers_of
 from .base import Operations, milliseconds
 from .effects import Attach, Attachment, Forget, Operation, Receive
@@ -237,6 +237,7 @@ def acquire(
     views: bool,
     load_anyway: bool = False,
     retention: Sequence[Retention] = (),
+    expected: ExpectedBlocks | None = None,
 ) -> Operation[LeaseState]:
     """Pin the stored prefix; see Client.acquire."""
     if ttl_s is not None:
@@ -255,6 +256,7 @@ def acquire(
         timeout_s,
         load_anyway,
         retention,
+        expected,
     )
     state = LeaseState(operations, attachment, chain, views)
     try:

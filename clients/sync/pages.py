@@ -18,7 +18,7 @@ from ...v1.types import Urgency
 from ..operations.direct import DirectGet, LayerGroup, PagesRegistration, PagesReport
 from ..operations.effects import Operation
 from ..values.namespace import Namespace
-from ..values.types import PutReport, Retention
+from ..values.types import ExpectedBlocks, PutReport, Retention
 from .driver import Driver
 
 
@@ -80,18 +80,20 @@ class Pages:
         deadline_s: float | None = None,
         load_anyway: bool = False,
         after: Any = None,
+        expected: ExpectedBlocks | None = None,
     ) -> PagesReport:
         """Fetch the stored part of a chain into pages; returns when the device has written them.
 
         `page_ids` are the pages of the blocks from `first_block` on, block after block; none may stand twice.
-        They are written from now until this returns, but not before `after`, one of `events`.
+        They are written from now until this returns, but not before `after`, one of `events`. Blocks that are
+        `expected` are waited for.
         """
 
         state = DirectGet(self._state, first_block)
 
         def whole() -> Operation[PagesReport]:
             yield from state.open(
-                namespace, hashes, page_ids, session, urgency, deadline_s, load_anyway, after, False
+                namespace, hashes, page_ids, session, urgency, deadline_s, load_anyway, after, False, expected
             )
             return (yield from state.finish())
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...v1 import types_pb2
-from ...v1.arguments import number, whole
+from ...v1 import kvcache_pb2, types_pb2
+from ...v1.arguments import number, text, whole
 from ...v1.types import STANDARD_LADDER, PutOutcome, Tier, TierInfo
 from ..errors import InvalidRequest
 
@@ -134,6 +134,36 @@ class Retention:
             end_token=self.end_token or 0,
             priority=self.priority,
             ttl_ms=max(1, round(self.ttl_s * 1000)) if self.ttl_s is not None else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedBlocks:
+    """Blocks of a chain that another runtime computes now: an acquire or a get waits for them.
+
+    It waits as long as computing them would take, a quarter longer once blocks come, and not at all for a
+    host that is not of the fleet, or gone. Raises InvalidRequest for what is no number.
+    """
+
+    host: str = ""  # of the daemon they are put into: address as the fleet's members have it, or name
+    epoch: int = 0  # of that daemon (`info.epoch`), which alone names it; with neither it is the one asked
+    num_blocks: int = 0  # of the chain, from its start on; 0: all that are named
+    wait_s: float | None = None  # at most; None: the call's deadline
+
+    def __post_init__(self) -> None:
+        text("host", self.host)
+        whole("epoch", self.epoch)
+        whole("num_blocks", self.num_blocks)
+        if self.wait_s is not None:
+            number("wait_s", self.wait_s, 0.0)
+
+    def to_wire(self) -> kvcache_pb2.ExpectedBlocks:
+        """Return the message."""
+        return kvcache_pb2.ExpectedBlocks(
+            host=self.host,
+            epoch=self.epoch,
+            num_blocks=self.num_blocks,
+            wait_ms=max(1, round(self.wait_s * 1000)) if self.wait_s is not None else 0,
         )
 
 

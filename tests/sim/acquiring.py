@@ -28,6 +28,9 @@ class Acquire(Request):
         self.load_anyway = self.world.random() < 0.5
         self.on_device = self.world.random() < 0.5
         self.retention = crowd.retention(chain.namespace_id, chain.hashes)
+        self.expected = crowd.expected.draw(chain)
+        if self.expected is not None and self.expected.until == float("inf"):
+            self.deadline_at = float("inf")  # only what the host tells ends the wait
         self.calls: list[int] = []
         self.lease_id = 0
         self.is_released = False
@@ -67,6 +70,7 @@ class Acquire(Request):
                 self.load_anyway,
                 self.retention,
                 self.on_device,
+                expected=self.expected,
             )
         )
 

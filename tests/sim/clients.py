@@ -16,6 +16,7 @@ from kvtier.tiers.block import NamespaceIdentity
 from .acquiring import Acquire
 from .config import Config
 from .daemon import Daemon
+from .expected import ExpectedDraws
 from .ladder import DRAM, HBM, MAPPED, NVME
 from .oracle import Contents
 from .putting import Put
@@ -58,6 +59,7 @@ class Crowd:
             )
         ]
         self.namespace_ids: list[int] = []
+        self.expected = ExpectedDraws(world)
         self.clients: list[Client] = []
         self.pins: list[int] = []
         self.accepted: set[tuple[bytes, bytes]] = set()  # (namespace digest, prefix hash) ever committed
@@ -71,6 +73,7 @@ class Crowd:
     def open(self, daemon: Daemon) -> None:
         """Everybody connects to a daemon that has just started."""
         self.daemon = daemon
+        daemon.prefill.accepted = self.accepted
         self.clients = []
         self.pins = []
         for _ in range(self.config.num_clients):

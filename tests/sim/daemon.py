@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import (
+    AwaitBlocks,
     CancelCopy,
     Copy,
     ExportBundle,
@@ -24,6 +25,7 @@ from kvtier.appliance.core.instructions import (
     Retract,
     SealSegment,
     SearchBundles,
+    StopAwaiting,
     StoreNamespace,
 )
 from kvtier.appliance.core.planner import Planner
@@ -36,6 +38,7 @@ from kvtier.v1.shm import extent_of
 
 from .cold import VirtualColdStore
 from .config import FOOTER_BYTES, SLOT_BYTES, Config
+from .expected import OtherPrefill
 from .ladder import CXL, DRAM, HBM, MAPPED, NVME, ON_DEVICE
 from .memory import VirtualMemory
 from .mover import Mover, Staging
@@ -114,6 +117,7 @@ class Daemon:
         self.oracle = Oracle(world, self)
         self.mover = Mover(self)
         self.source = SourceShell(self, source)
+        self.prefill = OtherPrefill(self, source, contents)
         self.stagings: dict[int, Staging] = {}  # of living clients
         self.local: set[int] = set()
         self.unfound: set[int] = set()  # what an earlier life left in memory that was not looked at yet
@@ -134,6 +138,8 @@ class Daemon:
             HastenCopy: self.mover.hasten,
             SearchBundles: self.source.search,
             FetchBundle: self.source.fetch,
+            AwaitBlocks: self.prefill.begin,
+            StopAwaiting: self.prefill.stop,
             ExportBundle: self.source.export,
             Publish: self._publish,
             Retract: self._retract,
@@ -372,7 +378,7 @@ def _detail(event: ev.Event) -> tuple[object, ...]:
         return event.session_id, event.urgency.name
     if isinstance(event, ev.PolicyChanged):
         return tuple((tier.label, count) for tier, count in event.num_units.items())
-    if isinstance(event, ev.SourceChanged | ev.SourceSearched | ev.ExportFinished):
+    if isinstance(event, ev.SourceChanged | ev.SourceSearched | ev.BlocksTold | ev.ExportFinished):
         return (repr(event),)
     if isinstance(event, ev.SegmentFreed):
         return (event.segment,)

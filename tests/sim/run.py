@@ -157,6 +157,7 @@ class Run:
                 namespace_id = self.crowd.namespace_ids[index]
                 acquire = Acquire(self.crowd, client, Chain(namespace_id, identity, path))
                 acquire.deadline_at, acquire.ttl_s, acquire.session_id = float("inf"), 0.0, ""
+                acquire.expected = None
                 acquire.send()
                 self.settle()
                 acquire.release()

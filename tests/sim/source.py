@@ -27,6 +27,7 @@ from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Geometry, Tier
 
 from .config import SLOT_BYTES, Config
+from .expected import FIRST_EXPECTED_SEED
 from .oracle import checksum_of
 from .world import Violation, World
 
@@ -93,6 +94,9 @@ class VirtualSource:
                 max_export_fraction=self.rng.choice((0.3, 1.0)),
                 fetch_wait_s=self.rng.choice((0.1, 0.5, 10.0)),
             )
+        if world.seed >= FIRST_EXPECTED_SEED and self.hosts_rng.random() < 0.5:
+            config.prefill_speeds = [None] * len(config.geometries)
+            config.options = replace(config.options, fetch_wait_s=float("inf"))
 
     def keep(self, bundle: BundleBlocks, tokens: list[int]) -> None:
         """Store a bundle; the other hosts have its blocks, too."""
@@ -183,7 +187,7 @@ class SourceShell:
         self._world.counts["tails_fetched"] += len(fetch.bundle.names) < self._source.bundle_blocks
         if self._fault("gone"):
             stored = None
-        if stored is not None and self._fault("swapped"):
+        if stored is not None and self._fault("swapped") and self._source.objects:
             stored = self._source.rng.choice(list(self._source.objects.values()))
         cause: Cause | None = None
         if stored is None:

@@ -9,8 +9,10 @@ import pytest
 
 from kvtier.appliance.core.requests import put_job
 
+from .expected import FIRST_EXPECTED_SEED
 from .mutant_seeds import KILLED_BY
 from .mutants import MUTANTS, Mutant, Patch, hunt
+from .mutants_expected import EXPECTED_MUTANTS
 from .mutants_source import SOURCE_MUTANTS
 from .run import run_seed
 from .source import FIRST_HOSTS_SEED, FIRST_SEED
@@ -48,6 +50,17 @@ def test_nothing_is_violated_with_other_hosts(verify: bool) -> None:
         num_fetched += outcome.counts["fragments_fetched"]
         num_tails += outcome.counts["tails_fetched"]
     assert min(num_fetched, num_tails) > 50, "hosts were hardly asked: the seeds would see nothing"
+
+
+@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
+def test_nothing_is_violated_while_blocks_are_expected(verify: bool) -> None:
+    num_expecting = num_fetched = 0
+    for seed in range(FIRST_EXPECTED_SEED, FIRST_EXPECTED_SEED + 100):
+        outcome = run_seed(seed, verify)
+        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
+        num_expecting += outcome.counts["acquires_expecting"]
+        num_fetched += outcome.counts["fragments_fetched"]
+    assert min(num_expecting, num_fetched) > 200, "hardly anything was expected: the seeds would see nothing"
 
 
 #: Seeds that failed once, and what was wrong.
@@ -143,6 +156,13 @@ def test_mutant_of_the_source_is_killed(patches: Callable[[], list[Patch]]) -> N
     seeds = range(FIRST_SEED, FIRST_SEED + 300)
     hunts = (hunt(mutant, verify, seeds, stop_at_first=True) for verify in (False, True))
     assert any(kill.num_killed for kill in hunts), mutant.what
+
+
+@pytest.mark.parametrize("patches", EXPECTED_MUTANTS, ids=lambda patches: patches.__name__.replace("_", "-"))
+def test_mutant_of_the_waiting_rule_is_killed(patches: Callable[[], list[Patch]]) -> None:
+    mutant = Mutant(patches.__name__, patches.__doc__ or "", patches)
+    seeds = range(FIRST_EXPECTED_SEED, FIRST_EXPECTED_SEED + 100)
+    assert hunt(mutant, True, seeds, stop_at_first=True).num_killed, mutant.what
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
     lookup the prefix -> hold what is in memory -> bring up the rest, layer order -> reply as it lands
     -> last reply: how many blocks are readable
 
-A fragment that cannot be brought up shortens the prefix; it is never an error for the caller.
+Blocks that are expected (expectations.py) count as part of the prefix from the first reply on; `extend`
+brings them when they are stored or on their way. A fragment that cannot be brought up shortens the prefix; it
+is never an error for the caller.
 """
 
 from array import array
@@ -37,6 +39,7 @@ class Found(NamedTuple):
     urgency: Urgency
     readable: Sequence[Tier]  # tiers that the client reads in place, the fastest first
     used_before: float  # when the blocks were used last, this time left out
+    expected: Sequence[bytes] = ()  # names of the blocks behind `rows` that are waited for
 
 
 class AcquireJob:
@@ -54,7 +57,7 @@ class AcquireJob:
     ) -> None:
         rows, advice, lease = found.rows, found.advice, found.lease
         self.request = request
-        self._urgency = found.urgency
+        self.urgency = found.urgency
         self.calls = [request.call]
         self.lease = lease
         self.is_done = False
@@ -62,9 +65,12 @@ class AcquireJob:
         put_tier = core.ladder.put_tier  # of what is on its way from the source
         self.tiers = bytes(
             [put_tier if (tier := core.catalog.tier_of(row)) is None else tier for row in rows]
+            + [put_tier] * len(found.expected)
         )
         self._prices = (found.num_stored, advice.reason, advice.load_s, advice.recompute_s)
-        self._rows = rows
+        self._rows = list(rows)
+        self._expected = found.expected
+        self._num_known = len(rows)  # rows that were there when it began
         self._leases = leases
         self._loads = loads
         self._core = core
@@ -73,7 +79,7 @@ class AcquireJob:
         self._readable = found.readable
         self._used_before = found.used_before
         self._on_done = on_done
-        self._limit = len(rows)  # blocks that can still become readable
+        self._limit = len(rows) + len(found.expected)  # blocks that can still become readable
         self._next = (request.first_block, 0)  # block and group to look at next
         self._pending: dict[int, tuple[int, int]] = {}  # fragment -> (block, group), on its way up
         self._ready = ReadyFragments(core.ladder.tiers)  # not reported yet
@@ -89,7 +95,7 @@ class AcquireJob:
         if not self._has_lease:
             self._shorten(0)
         block, group = self._next
-        while block < self._limit:
+        while block < min(self._limit, len(self._rows)):
             row = self._rows[block]
             fragments = catalog.fragments(row)
             if group == 0 and (tier := self._tier_of_all(row, len(fragments))) is not None:
@@ -108,6 +114,30 @@ class AcquireJob:
         self._next = (block, 0)
         self._start_loads()
         return True
+
+    @property
+    def num_awaited(self) -> int:
+        """Blocks that are expected and neither stored nor on their way."""
+        return 0 if self.is_done else max(0, self._limit - len(self._rows))
+
+    @property
+    def is_level(self) -> bool:
+        """Whether everything that is there was taken, so that `extend` may bring more."""
+        return self._next[0] >= len(self._rows)
+
+    def awaited_names(self) -> Sequence[bytes]:
+        """Return the names of the `num_awaited` blocks."""
+        start = len(self._rows) - self._num_known
+        return self._expected[start : start + self.num_awaited]
+
+    def extend(self, rows: Sequence[int]) -> None:
+        """Take the next expected blocks: they are stored or on their way from the source."""
+        self._core.transitions.keep_run(rows)
+        self._rows += rows
+
+    def expect_no_more(self) -> None:
+        """Settle for the blocks that are stored, or on their way."""
+        self._shorten(len(self._rows))
 
     def give_up(self) -> None:
         """The deadline passed: keep the blocks that are complete, leave the rest."""
@@ -263,7 +293,7 @@ class AcquireJob:
             return
         catalog = self._core.catalog
         num_blocks = max(0, self._limit - self.request.first_block)
-        block_bytes = catalog.block_bytes(self._rows[0]) if self._rows else 0
+        block_bytes = catalog.namespaces[self.request.namespace_id].block_bytes
         ready_bytes = sum(found.bytes_before(self._limit) for found in (self._all_ready, self._ready))
         self._set_promised(num_blocks * block_bytes - ready_bytes)
 
@@ -272,7 +302,7 @@ class AcquireJob:
         self._promised_bytes = num_bytes
 
     def _start_loads(self) -> None:
-        self._loads.start(self._urgency, self.request.deadline_at)
+        self._loads.start(self.urgency, self.request.deadline_at)
 
     def _reply(self, call: int, ready: ReadyFragments, last: bool, tiers: bytes) -> None:
         ttl_s = max(0.0, self.lease.deadline_at - self._core.now)

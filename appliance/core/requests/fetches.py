@@ -69,7 +69,7 @@ class Fetches:
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
         self._begun: dict[PutJob, tuple[SourceSpeed, BegunFetch]] = {}
         self._chance: dict[int, float] = {}  # by namespace: that a search finds something
-        self._store, self._hosts = index.store_speed, SourceSpeed(HOST_LATENCY_S)
+        self._store, self.host_speed = index.store_speed, SourceSpeed(HOST_LATENCY_S)
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._unbegun) + len(self._coming)
@@ -142,12 +142,12 @@ class Fetches:
     def _begin_some(self, unbegun: UnbegunFetches) -> bool:
         """Begin fetches of STEP_FRAGMENTS fragments. Whether they were the last, or none can begin."""
         namespace = self._core.catalog.namespaces[unbegun.event.namespace_id]
-        if self._writes.is_closed or not self.is_open or namespace.id in self.erased:
+        if not self.may_fetch(namespace):
             return True
         num_bundles = max(1, STEP_FRAGMENTS // (unbegun.size * namespace.num_groups))
         step_end = min(unbegun.end, unbegun.start + num_bundles * unbegun.size)
         for start in range(unbegun.start, step_end, unbegun.size):
-            if not self._begin_one(unbegun, namespace, start, min(start + unbegun.size, unbegun.end)):
+            if not self.begin_bundle(unbegun, namespace, start, min(start + unbegun.size, unbegun.end)):
                 return True
         unbegun.start = step_end
         return step_end == unbegun.end
@@ -168,10 +168,10 @@ class Fetches:
             return end, 0.0
         start = max(num_here, event.first_block)
         num_bytes = (end - num_here) * namespace.block_bytes
-        wait_s = self._worth_waiting_s(namespace, start, end - start, num_bytes, speed, event.load_anyway)
+        wait_s = self.worth_waiting_s(namespace, start, end - start, num_bytes, speed, event.load_anyway)
         if not wait_s and not speed.is_known(self._core.now) and not self._coming:
             # One bundle tells how fast the source is, which may be faster than assumed.
-            wait_s = self._worth_waiting_s(namespace, start, end - start, 0, speed)
+            wait_s = self.worth_waiting_s(namespace, start, end - start, 0, speed)
             end = min(end, first + self._index.num_blocks(namespace)) if is_searched else end
         if not wait_s:
             self._core.story.count("fetches_not_worth_it")
@@ -197,7 +197,7 @@ class Fetches:
     def looked_up(self, event: LookedUp) -> None:
         """Search for the rest of a chain that was looked up, for the next lookup or acquire of it."""
         namespace = self._core.catalog.namespaces.get(event.namespace_id)
-        if namespace is None or not self.is_open or self._writes.is_closed or namespace.id in self.erased:
+        if namespace is None or not self.may_fetch(namespace):
             return
         size, names = self._index.num_blocks(namespace), event.prefix_hashes
         num_here = len(self.prefix(namespace, names))
@@ -207,7 +207,7 @@ class Fetches:
         if (
             end > max(known, num_here)
             and not self._is_known(namespace, names, known, size)
-            and self._worth_waiting_s(
+            and self.worth_waiting_s(
                 namespace, num_here, end - num_here, (end - num_here) * namespace.block_bytes, self._fastest()
             )
         ):
@@ -234,7 +234,7 @@ class Fetches:
             self._core.story.count("source_searches")
         return number
 
-    def _begin_one(self, unbegun: UnbegunFetches, namespace: NamespaceEntry, start: int, end: int) -> bool:
+    def begin_bundle(self, unbegun: UnbegunFetches, namespace: NamespaceEntry, start: int, end: int) -> bool:
         """Fetch the bundle of blocks `start` to `end`. Whether all of them are on their way."""
         event, speed, first = unbegun.event, unbegun.speed, max(start, unbegun.num_here)
         chain = event.prefix_hashes
@@ -273,6 +273,14 @@ class Fetches:
         story.count("blocks_fetched", len(job.coming))
         story.count("bytes_fetched", job.num_bytes)
 
+    def may_fetch(self, namespace: NamespaceEntry) -> bool:
+        """Return whether anything may be fetched of a namespace now."""
+        return self.is_open and not self._writes.is_closed and namespace.id not in self.erased
+
+    def bundle_blocks(self, namespace: NamespaceEntry) -> int:
+        """Return how many blocks the source keeps together."""
+        return self._index.num_blocks(namespace)
+
     def prefix(self, namespace: NamespaceEntry, names: Sequence[bytes]) -> list[int]:
         """Return the rows of the longest prefix of a chain that is stored or on its way from the source."""
         tier_of, rows = self._core.catalog.tier_of, []
@@ -285,7 +293,7 @@ class Fetches:
 
     # -------------------------------------------------------------------------------------- prices
 
-    def _worth_waiting_s(
+    def worth_waiting_s(
         self,
         namespace: NamespaceEntry,
         position: int,
@@ -330,15 +338,15 @@ class Fetches:
         end = min(first + self._index.num_blocks(namespace), len(names))
         if not self._has_hosts:
             return self._store
-        return self._store if end and self._index.is_stored(namespace.id, names[end - 1]) else self._hosts
+        return self._store if end and self._index.is_stored(namespace.id, names[end - 1]) else self.host_speed
 
     def _fastest(self) -> SourceSpeed:
         """Return the speed of the faster one of what can be asked."""
         if not self._has_hosts:
             return self._store
         if not self._has_store:
-            return self._hosts
-        return max(self._store, self._hosts, key=lambda speed: speed.bytes_per_s(self._core.now))
+            return self.host_speed
+        return max(self._store, self.host_speed, key=lambda speed: speed.bytes_per_s(self._core.now))
 
     def price(self, namespace: NamespaceEntry, names: Sequence[bytes], num_stored: int) -> FetchPrice:
         """Return what an acquire would fetch of a chain beyond `num_stored` blocks, as far as is known.
@@ -348,13 +356,13 @@ class Fetches:
         num_blocks = max(0, self._present_end(namespace, names, num_stored // size * size) - num_stored)
         num_bytes = num_blocks * namespace.block_bytes
         speed = self._speed_of(namespace, names, num_stored // size * size)
-        if not self._worth_waiting_s(namespace, num_stored, num_blocks, num_bytes, speed):
+        if not self.worth_waiting_s(namespace, num_stored, num_blocks, num_bytes, speed):
             return FetchPrice(0, 0.0)
         return FetchPrice(num_blocks, speed.fetch_s(num_bytes, self._core.now))
 
     def host_fetch_s(self, num_bytes: int) -> float:
         """Return how long so many bytes of another host take on a link with nothing else on it."""
-        return self._hosts.fetch_s(num_bytes, self._core.now, is_alone=True)
+        return self.host_speed.fetch_s(num_bytes, self._core.now, is_alone=True)
 
     def search_s(self, namespace_id: int, names: Sequence[bytes], num_stored: int) -> float:
         """Return how long the search that is under way for a chain may be waited for; 0 when there is none.
@@ -367,7 +375,7 @@ class Fetches:
             return 0.0
         num_blocks = len(names) // size * size - num_stored
         num_bytes = num_blocks * namespace.block_bytes
-        return self._worth_waiting_s(namespace, num_stored, num_blocks, num_bytes, self._fastest())
+        return self.worth_waiting_s(namespace, num_stored, num_blocks, num_bytes, self._fastest())
 
     def _present_end(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int) -> int:
         """Return the end of the blocks from `first` on that the source is known to hold."""

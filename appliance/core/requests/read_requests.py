@@ -23,6 +23,7 @@ from ..results import (
     ReleaseResult,
 )
 from .acquire_job import AcquireJob, Found, stored_prefix
+from .expectations import Expectations
 from .fetches import Fetches
 from .leases import ClientEntry
 from .request_registry import RequestRegistry
@@ -54,7 +55,9 @@ class ReadRequests:
         self._waiting = waiting
         self._usage = usage
         self._fetches = fetches
+        self.expectations = Expectations(core, fetches)
         fetches.resume = self._acquire
+        self.expectations.proceed = self._proceed
         #: Tiers that a delivery onto the device reads: a slower memory tier is not pinned for it.
         down_to_put_tier = core.ladder.tiers[: core.ladder.put_tier + 1]
         self._memories = [tier for tier in down_to_put_tier if tier in core.rooms]
@@ -96,14 +99,18 @@ class ReadRequests:
         num_here = num_stored = len(rows)
         # What stands before first_block was read without asking, and reported as touched.
         readable = self._memories if event.on_device else self._core.shared
-        if self._fetches.is_open and num_stored < num_asked and not event.is_local:
+        if event.expected is not None and num_stored < num_asked:  # its source is asked, and no other
+            rows = self._fetches.prefix(namespace, event.prefix_hashes)
+            num_stored = len(rows)
+        elif self._fetches.is_open and num_stored < num_asked and not event.is_local:
             event = self._usage.note_urgency(event)
             may_hold = self._affordable(client, namespace, event.first_block, num_asked, readable)
             if self._fetches.begin(event, client, namespace, may_hold, until):
                 return None
             rows = self._fetches.prefix(namespace, event.prefix_hashes)
             num_stored = len(rows)
-        rows = rows[: self._affordable(client, namespace, event.first_block, num_stored, readable)]
+        affordable = self._affordable(client, namespace, event.first_block, num_asked, readable)
+        rows = rows[:affordable]
         chain = rows[event.first_block : num_here]
         used_before = catalog.last_used[chain[0]] if chain else 0.0
         urgency = self._usage.used(
@@ -112,28 +119,38 @@ class ReadRequests:
         self._usage.retain(rows[:num_here], event.retention)
         advice = self._advice(event, namespace, rows)
         rows = rows[: advice.num_blocks]
-        if len(rows) <= event.first_block:
+        wait_s, names = 0.0, event.prefix_hashes[:affordable]
+        if event.expected is not None and len(rows) == num_stored:
+            names = names[: event.expected.num_blocks]
+            wait_s = self.expectations.wait_s(event, namespace, num_stored)
+        expected = names[num_stored:] if wait_s else ()
+        if len(rows) <= event.first_block and not expected:
             tiers = bytes(catalog.tier_of(row) or 0 for row in rows)
             prices = (num_stored, advice.reason, advice.load_s, advice.recompute_s)
             return requests.reply(
                 event.call, AcquireResult(0, len(rows), ReadyFragments(), True, 0.0, tiers, *prices)
             )
         lease = self._leases.grant(client, event.ttl_s)
-        found = Found(rows, num_stored, advice, lease, urgency, readable, used_before)
+        found = Found(rows, num_stored, advice, lease, urgency, readable, used_before, expected)
         job = AcquireJob(self._core, self._residency, self._leases, self._loads, event, found, self._done)
         self._jobs[event.call] = job
         requests.remember(event.client, event.request_id, job)
-        is_begun = job.advance()
+        if expected:
+            self.expectations.add(job, client, namespace, names, wait_s)
+        self._proceed(job)
         if event.on_device:
             self._promotions.delivered(rows[event.first_block :])
-        if not is_begun:
-            tenant = tenant_of(client.domain)
+        return None
+
+    def _proceed(self, job: AcquireJob) -> None:
+        """Hold or bring up what is there; what has no room yet waits in the queue."""
+        if not job.advance():
+            tenant = tenant_of(job.lease.client.domain)
             if self._waiting.is_full(tenant):
                 job.give_up()
             else:
-                deadline_at = min(event.deadline_at, self._core.now + self._core.options.put_wait_s)
-                self._waiting.add(job, urgency, deadline_at, tenant)
-        return None
+                deadline_at = min(job.request.deadline_at, self._core.now + self._core.options.put_wait_s)
+                self._waiting.add(job, job.urgency, deadline_at, tenant)
 
     def _advice(self, event: AcquireRequested, namespace: NamespaceEntry, rows: list[int]) -> Advice:
         """Say how many of the stored blocks are worth loading: all, unless it is certain that they are not
@@ -165,6 +182,7 @@ class ReadRequests:
         return min(num_blocks, first_block + max(0, quota) // namespace.block_bytes)
 
     def _done(self, job: AcquireJob) -> None:
+        self.expectations.ended(job)
         for call in job.calls:
             self._jobs.pop(call, None)
 
@@ -185,12 +203,14 @@ class ReadRequests:
     def report(self) -> None:
         """Tell the callers of unfinished acquires what became readable."""
         if self._jobs:
+            self.expectations.run()
             for job in list(dict.fromkeys(self._jobs.values())):
                 job.report()
 
     def expire(self, now: float) -> None:
         """Answer requests that wait for a load past its deadline with what has arrived."""
         self._fetches.expire(now)
+        self.expectations.expire(now)
         for job in list(dict.fromkeys(self._jobs.values())):
             if job.request.deadline_at <= now:
                 job.give_up()
@@ -198,8 +218,8 @@ class ReadRequests:
     def next_deadline(self) -> float | None:
         """When `expire` has something to do."""
         due = min((job.request.deadline_at for job in self._jobs.values()), default=None)
-        waiting = self._fetches.next_deadline()
-        return min(due, waiting) if due is not None and waiting is not None else due or waiting
+        waiting = (due, self._fetches.next_deadline(), self.expectations.next_deadline())
+        return min((at for at in waiting if at is not None), default=None)
 
     def namespaces(self) -> set[int]:
         """Return the namespaces of unfinished acquires."""

@@ -565,6 +565,7 @@ class AcquireRequest(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     LOAD_ANYWAY_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     client_id: _builtins.int
     namespace_id: _builtins.int
@@ -582,6 +583,12 @@ class AcquireRequest(_message.Message):
     """Load blocks even from a tier that is known to be slower than computing them again."""
     @_builtins.property
     def retention(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]: ...
+    @_builtins.property
+    def expected(self) -> Global___ExpectedBlocks:
+        """Blocks that are not stored yet and are being computed elsewhere: they are waited for. Daemons that do not
+        know this field answer with what is stored.
+        """
+
     def __init__(
         self,
         *,
@@ -596,14 +603,54 @@ class AcquireRequest(_message.Message):
         first_block: _builtins.int = ...,
         load_anyway: _builtins.bool = ...,
         retention: _abc.Iterable[_types_pb2.Retention] | None = ...,
+        expected: Global___ExpectedBlocks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_block", b"first_block", "load_anyway", b"load_anyway", "namespace_id", b"namespace_id", "prefix_hashes", b"prefix_hashes", "request_id", b"request_id", "retention", b"retention", "session_id", b"session_id", "ttl_ms", b"ttl_ms", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "expected", b"expected", "first_block", b"first_block", "load_anyway", b"load_anyway", "namespace_id", b"namespace_id", "prefix_hashes", b"prefix_hashes", "request_id", b"request_id", "retention", b"retention", "session_id", b"session_id", "ttl_ms", b"ttl_ms", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AcquireRequest: _TypeAlias = AcquireRequest  # noqa: Y015
+
+@_typing.final
+class ExpectedBlocks(_message.Message):
+    """Blocks that another runtime computes now and puts into a daemon, this one or another host's. Waited for as long
+    as computing them would take, a quarter longer once blocks come, and no longer than for a host that is gone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """The daemon they are put into, one of the two or both; neither: the one that is asked. A host that is not of
+    the fleet is not waited for.
+    its address as the fleet's members have it, or its name
+    """
+    epoch: _builtins.int
+    """as GetServerInfo says"""
+    num_blocks: _builtins.int
+    """of the chain, from its start on; 0: all that are named"""
+    wait_ms: _builtins.int
+    """at most; 0: until the deadline"""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "host", b"host", "num_blocks", b"num_blocks", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedBlocks: _TypeAlias = ExpectedBlocks  # noqa: Y015
 
 @_typing.final
 class Fragments(_message.Message):

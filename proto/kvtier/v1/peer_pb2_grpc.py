@@ -44,6 +44,11 @@ class PeerServiceStub:
                 request_serializer=kvtier_dot_v1_dot_peer__pb2.FetchBlocksRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_peer__pb2.FetchBlocksResponse.FromString,
                 _registered_method=True)
+        self.AwaitBlocks = channel.unary_stream(
+                '/kvtier.v1.PeerService/AwaitBlocks',
+                request_serializer=kvtier_dot_v1_dot_peer__pb2.AwaitBlocksRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_peer__pb2.AwaitBlocksResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer:
@@ -66,6 +71,14 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AwaitBlocks(self, request, context):
+        """How many blocks of a chain this host can read, from the first one named on: now, and whenever it is more,
+        until it has all or the deadline passes. For a runtime that waits for what another one computes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.FetchBlocks,
                     request_deserializer=kvtier_dot_v1_dot_peer__pb2.FetchBlocksRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_peer__pb2.FetchBlocksResponse.SerializeToString,
+            ),
+            'AwaitBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.AwaitBlocks,
+                    request_deserializer=kvtier_dot_v1_dot_peer__pb2.AwaitBlocksRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_peer__pb2.AwaitBlocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +152,33 @@ class PeerService:
             '/kvtier.v1.PeerService/FetchBlocks',
             kvtier_dot_v1_dot_peer__pb2.FetchBlocksRequest.SerializeToString,
             kvtier_dot_v1_dot_peer__pb2.FetchBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvtier.v1.PeerService/AwaitBlocks',
+            kvtier_dot_v1_dot_peer__pb2.AwaitBlocksRequest.SerializeToString,
+            kvtier_dot_v1_dot_peer__pb2.AwaitBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

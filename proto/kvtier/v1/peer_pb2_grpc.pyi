@@ -43,6 +43,10 @@ class PeerServiceStub:
     connection can read them. Nothing is fetched for it from elsewhere. RESOURCE_EXHAUSTED: too many tickets, or
     this host has sent what peers.send_limit allows.
     """
+    AwaitBlocks: _grpc.UnaryStreamMultiCallable[_peer_pb2.AwaitBlocksRequest, _peer_pb2.AwaitBlocksResponse]
+    """How many blocks of a chain this host can read, from the first one named on: now, and whenever it is more,
+    until it has all or the deadline passes. For a runtime that waits for what another one computes.
+    """
 
 @_typing.type_check_only
 class PeerServiceAsyncStub(PeerServiceStub):
@@ -55,6 +59,10 @@ class PeerServiceAsyncStub(PeerServiceStub):
     """Holds blocks of one chain that this host has in its tiers, and returns a ticket with which one data
     connection can read them. Nothing is fetched for it from elsewhere. RESOURCE_EXHAUSTED: too many tickets, or
     this host has sent what peers.send_limit allows.
+    """
+    AwaitBlocks: _aio.UnaryStreamMultiCallable[_peer_pb2.AwaitBlocksRequest, _peer_pb2.AwaitBlocksResponse]  # type: ignore[assignment]
+    """How many blocks of a chain this host can read, from the first one named on: now, and whenever it is more,
+    until it has all or the deadline passes. For a runtime that waits for what another one computes.
     """
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -77,6 +85,16 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Holds blocks of one chain that this host has in its tiers, and returns a ticket with which one data
         connection can read them. Nothing is fetched for it from elsewhere. RESOURCE_EXHAUSTED: too many tickets, or
         this host has sent what peers.send_limit allows.
+        """
+
+    @_abc_1.abstractmethod
+    def AwaitBlocks(
+        self,
+        request: _peer_pb2.AwaitBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_peer_pb2.AwaitBlocksResponse], _abc.AsyncIterator[_peer_pb2.AwaitBlocksResponse]]:
+        """How many blocks of a chain this host can read, from the first one named on: now, and whenever it is more,
+        until it has all or the deadline passes. For a runtime that waits for what another one computes.
         """
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

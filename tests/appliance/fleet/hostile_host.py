@@ -92,6 +92,15 @@ class HostileHost(PeerServiceServicer):
                 return
             yield pb.WatchInventoryResponse(epoch=7, host="h", load=load)
 
+    def AwaitBlocks(  # noqa: N802
+        self, request: pb.AwaitBlocksRequest, context: Any
+    ) -> Iterator[pb.AwaitBlocksResponse]:
+        """Say that it has some blocks, fewer, and more than were asked about."""
+        for number in (2, 1, 1 << 31):
+            yield pb.AwaitBlocksResponse(num_blocks=number)
+        if self.trick in ("nothing", "drips"):
+            self._ended.wait(60)
+
     def FetchBlocks(  # noqa: N802
         self, request: pb.FetchBlocksRequest, context: Any
     ) -> pb.FetchBlocksResponse:

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kvtier.clients import HostRank
+from kvtier.clients import ExpectedBlocks, HostRank
 from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -45,6 +45,9 @@ def test_what_it_sends_is_a_miss(trick: str, tmp_path: Path) -> None:
         until(lambda: host.read(CHAINS[0]) == 0 and hostile.num_asked > 0)
         for chain in CHAINS:
             assert host.read(chain) == 0  # the client's deadline is a minute: it is answered long before
+        with host.client as client:
+            namespace, expected = client.register(IDENTITY), ExpectedBlocks(epoch=7, wait_s=1.0)
+            assert client.get(namespace, names_of(9), expected=expected).num_blocks == 0
         for chain in CHAINS:
             host.put(chain)
             assert host.read(chain) == CHAIN_BLOCKS

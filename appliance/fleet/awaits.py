@@ -1,0 +1,98 @@
+"""Awaits: lets other hosts tell which blocks of a chain they have, as runtimes there put them.
+
+One stream for each chain that is awaited, to the host that the runtime named. What it says goes into that
+host's inventory, so that a fetch finds it as it finds everything else. The inventory's own stream was
+rejected for this: it tells of all blocks, 20 times a second, and the last block of a prompt would come 50 ms
+later.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from ...sources.peers.inventory import short_names
+from ...v1 import peer_pb2 as pb
+from ..core.events import BlocksTold, Event
+from ..core.instructions import AwaitBlocks, StopAwaiting
+from .hosts import FleetHost, Hosts
+
+if TYPE_CHECKING:
+    from ...v1.peer_pb2_grpc import PeerServiceAsyncStub
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.01
+
+
+class Awaits:
+    """Executes AwaitBlocks and StopAwaiting. Owned by the event loop."""
+
+    def __init__(self, hosts: Hosts, deliver: Callable[[Event], None], clock: Callable[[], float]) -> None:
+        self._hosts = hosts
+        self._deliver = deliver
+        self._clock = clock
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def execute(self, work: AwaitBlocks | StopAwaiting) -> None:
+        """Begin, or end, to listen to a host."""
+        if isinstance(work, StopAwaiting):
+            if (task := self._tasks.pop(work.number, None)) is not None:
+                task.cancel()
+        else:
+            self._tasks[work.number] = asyncio.create_task(self._follow(work))
+
+    async def stop(self) -> None:
+        """Listen to nothing any more. Idempotent."""
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, work: AwaitBlocks) -> None:
+        """Pass on what a host tells, until it has told of all blocks, is gone, or time is over."""
+        host, told = self._hosts.by_address.get(work.source), 0
+        if host is not None and host.is_live:
+            epoch = host.epoch
+            while host.is_live and host.epoch == epoch and host.stub is not None:
+                try:
+                    told = await self._listen(host, host.stub, work, told)
+                    break
+                except (grpc.aio.AioRpcError, grpc.aio.BaseError, OSError) as failure:
+                    log.debug("host %s: %s", host.address, failure)
+                    if isinstance(failure, grpc.aio.AioRpcError) and not _is_of_channel(failure):
+                        break
+                except asyncio.CancelledError:  # by `execute`, or by the end of the channel under this call
+                    if work.number not in self._tasks:
+                        raise
+                await asyncio.sleep(RETRY_S)  # its stream may have been opened anew, for other namespaces
+        if self._tasks.pop(work.number, None) is not None:
+            self._deliver(BlocksTold(work.number, told, is_over=True))
+
+    async def _listen(
+        self, host: FleetHost, stub: "PeerServiceAsyncStub", work: AwaitBlocks, told: int
+    ) -> int:
+        """Pass on one stream; return the number of blocks told of when it has ended."""
+        left_s, digest = work.until - self._clock(), work.identity.digest
+        if left_s <= 0:
+            return told
+        request = pb.AwaitBlocksRequest(
+            epoch=host.epoch,
+            namespace_digest=digest,
+            prefix_hashes=b"".join(work.names),
+            deadline_ms=max(1, int(left_s * 1000)),
+        )
+        async for message in stub.AwaitBlocks(request, timeout=left_s + 1.0):
+            num_blocks = min(message.num_blocks, len(work.names))
+            if num_blocks > told:
+                host.inventory.change(digest, short_names(work.names[told:num_blocks]), b"")
+                told = num_blocks
+                self._deliver(BlocksTold(work.number, told))
+        return told
+
+
+def _is_of_channel(failure: grpc.aio.AioRpcError) -> bool:
+    """Return whether the connection failed, and not the call."""
+    return failure.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

@@ -1,0 +1,96 @@
+"""Prefill here, decode there: one runtime puts a prompt block by block, another one waits for it."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtier.clients import Client, ExpectedBlocks, GetReport
+
+from ..daemon import PATIENT
+from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Host, data_of, fleet, names_of, until
+
+CHUNK = 7  # blocks; bundles have four
+
+
+def put_part(client: Client, chain: int, first: int, end: int) -> None:
+    """Put some blocks of a chain behind those before them."""
+    names, data = names_of(chain), data_of(chain).reshape(CHAIN_BLOCKS, -1)
+    parent = names[first - 1] if first else b""
+    assert client.put(client.register(IDENTITY), names[first:end], data[first:end], parent=parent).complete
+
+
+def wait_for(host: Host, chain: int, expected: ExpectedBlocks, **named: Any) -> GetReport:
+    """Read a chain that is expected; what came is as it was put."""
+    with host.client as client:
+        got = client.get(client.register(IDENTITY), names_of(chain), expected=expected, **named)
+        np.testing.assert_array_equal(got.data, data_of(chain)[: got.num_blocks * GEOMETRY.block_bytes])
+        return got
+
+
+def is_stored(client: Client, num_blocks: int) -> bool:
+    """Whether a daemon has so many blocks of the first chain."""
+    return client.lookup(client.register(IDENTITY), names_of(1)).num_blocks >= num_blocks
+
+
+def epoch_of(host: Host) -> int:
+    """Return the epoch of a host's daemon."""
+    with host.client as client:
+        return client.info.epoch
+
+
+def know_each_other(first: Host, second: Host) -> None:
+    """Return when the second host reads what the first one has."""
+    first.put(200)
+    until(lambda: second.read(200) == CHAIN_BLOCKS)
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_a_prompt_is_read_while_it_is_put(tmp_path: Path, num_hosts: int) -> None:
+    with fleet(tmp_path, num_hosts) as hosts, hosts[0].client as prefill, ThreadPoolExecutor(1) as pool:
+        decode = hosts[-1]
+        if num_hosts > 1:
+            know_each_other(hosts[0], decode)
+        waiting = pool.submit(wait_for, decode, 1, ExpectedBlocks(epoch=epoch_of(hosts[0])), deadline_s=60.0)
+        for first in range(0, CHAIN_BLOCKS, CHUNK):
+            end = min(first + CHUNK, CHAIN_BLOCKS)
+            put_part(prefill, 1, first, end)
+            with decode.client as client:  # each part is there before the next one is put
+                until(partial(is_stored, client, end))
+            assert end == CHAIN_BLOCKS or not waiting.done()
+        assert waiting.result(60).num_blocks == CHAIN_BLOCKS
+
+
+def test_what_is_expected_counts_until_it_has_come(tmp_path: Path) -> None:
+    with fleet(tmp_path, 1) as (host,), host.client as prefill, host.client as decode:
+        put_part(prefill, 1, 0, 2)
+        namespace = decode.register(IDENTITY)
+        lease = decode.acquire(namespace, names_of(1)[:6], expected=ExpectedBlocks(num_blocks=5))
+        assert lease.num_blocks == 5
+        put_part(prefill, 1, 2, 5)
+        lease.wait()
+        assert lease.num_blocks == 5
+        lease.release()
+        for expected in (ExpectedBlocks(epoch=12345), ExpectedBlocks(host="nowhere:1")):
+            assert wait_for(host, 2, expected, deadline_s=60.0).num_blocks == 0, "nobody knows that host"
+        with Client(host.address, timeout=PATIENT) as remote:  # without shared memory
+            expected = ExpectedBlocks(num_blocks=6, wait_s=0.01)
+            assert remote.get(remote.register(IDENTITY), names_of(1), expected=expected).num_blocks == 5
+
+
+def test_a_prefill_host_that_dies_is_not_waited_for(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2) as (first, second), ThreadPoolExecutor(1) as pool:
+        know_each_other(first, second)
+        waiting = pool.submit(wait_for, second, 1, ExpectedBlocks(epoch=epoch_of(first)), deadline_s=300.0)
+        until(lambda: second.counter("acquires_expecting") > 0)
+        with first.client as prefill:
+            put_part(prefill, 1, 0, CHUNK)
+        with second.client as client:
+            until(partial(is_stored, client, CHUNK))
+        os.kill(first.daemon.pid, SIGKILL)
+        assert waiting.result(60).num_blocks == CHUNK
