@@ -26,7 +26,10 @@ NO_SYNC = "tiers.nvme.durability=none"  # the machine does not lose power; only 
 class ApplianceProcess:
     """`kvtier serve` with a DRAM tier and, unless `nvme` is empty, an NVMe tier, in a folder of its own."""
 
-    def __init__(self, dram: str = "256MiB", nvme: str = "4GiB", settings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, dram: str = "256MiB", nvme: str = "4GiB", settings: tuple[str, ...] = (), address: str = ""
+    ) -> None:
+        """`address`: where it listens beside its socket, host:port."""
         self.folder = Path(tempfile.mkdtemp(prefix="kvtier-vllm-"))
         self.target = f"unix://{self.folder}/kvtier.sock"
         self.log = self.folder / "daemon.log"
@@ -35,6 +38,8 @@ class ApplianceProcess:
             chosen += [f"tiers.nvme.path={self.folder}/nvme", f"tiers.nvme.capacity={nvme}", NO_SYNC]
             (self.folder / "nvme").mkdir()
         self._command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
+        if address:
+            self._command += ["--listen", address]
         for setting in chosen:
             self._command += ["--set", setting]
         self._process: subprocess.Popen[bytes] | None = None

@@ -331,10 +331,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Save what is left; return False: the blocks may be freed."""
-        if self._scheduler:
-            self._scheduler.finished(request, block_ids)
-        return False, None
+        """Save what is left; return False: the blocks may be freed. Beside that what decode is to be told."""
+        return False, self._scheduler.finished(request, block_ids) if self._scheduler else None
 
     @harmless(lambda *_: ())
     def take_events(self) -> Iterable[KVCacheEvent]:

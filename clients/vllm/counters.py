@@ -11,6 +11,8 @@ NAMES: dict[str, str] = {
     "lookups_crowded": "Lookups that had to wait for others of this engine to let go.",
     "hits": "Requests that load at least one block.",
     "hits_early": "Those of them that were promised while blocks were still on their way up.",
+    "handovers": "Requests that load what another engine has computed, or is computing, for them.",
+    "handovers_refused": "Requests with a kvtier_source that names other blocks, or is another connector's.",
     "hit_tokens_host": "Tokens promised to the engine from memory.",
     "hit_tokens_disk": "Tokens promised to the engine that came from nvme.",
     "misses_nothing_stored": "Lookups that found nothing beyond the engine's own cache.",

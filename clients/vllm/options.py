@@ -43,6 +43,9 @@ class Options:
     answer_timeout_s: float = 1.0  # until the daemon says how much is stored
     promote_timeout_s: float = 5.0  # until blocks on their way up count as not stored
     load_timeout_s: float = 5.0  # one load of one worker
+    handover_wait_s: float = (
+        30.0  # until blocks that another engine computes are there (prefill and decode apart)
+    )
     save_timeout_s: float = 5.0  # one put
     lease_ttl_s: float = 30.0  # extended while a request waits
     max_early_leases: int = 64  # requests that hold a lease before the scheduler looks at them
@@ -65,7 +68,13 @@ class Options:
 
     def _check(self) -> None:
         check_choice("save", self.save, SAVES)
-        for name in ("answer_timeout_s", "promote_timeout_s", "load_timeout_s", "save_timeout_s"):
+        for name in (
+            "answer_timeout_s",
+            "promote_timeout_s",
+            "load_timeout_s",
+            "save_timeout_s",
+            "handover_wait_s",
+        ):
             if getattr(self, name) > MAX_TIMEOUT_S:
                 raise bad_option(
                     f"{name} must be at most {MAX_TIMEOUT_S:.0f} seconds, is {getattr(self, name)}"

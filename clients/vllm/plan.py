@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from ..values.types import Retention
+from ..values.types import ExpectedBlocks, Retention
 from .groups import NULL_BLOCK, Group
 
 
@@ -62,6 +62,7 @@ class Load:
     adapter: bytes = b""
     parts: list[Part] = field(default_factory=list)
     is_arriving: bool = False  # some of it is still on its way up from nvme: this load has to wait for it
+    expected: ExpectedBlocks | None = None  # some of it is still being computed elsewhere
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ....v1.types import NamespaceIdentity
@@ -63,6 +64,7 @@ class Agent:
         self._unsent: dict[str, SessionUpdate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_lookups = 0
+        self._epoch = 0  # of the daemon that answered last
         self._adapters: dict[tuple[int, str], bytes] = {}  # digests at their first lookup
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtier-agent", daemon=True)
@@ -98,6 +100,11 @@ class Agent:
     def tell(self, session: str, update: SessionUpdate) -> None:
         """Note the state of a session; the latest update counts."""
         self._submit(self._note, session, update)
+
+    def where(self, salt: str, adapter: bytes) -> tuple[int, bytes] | None:
+        """Return the daemon's epoch and the digest of the first namespace; None when they are not known."""
+        known = self._namespaces.get((salt, adapter))
+        return (self._epoch, known[0][0].digest) if known and self._epoch and self.allows() else None
 
     def announce(self, blocks: Sequence[Block]) -> None:
         """Announce blocks, with the medium that they are in, for as long as they are stored."""
@@ -163,6 +170,7 @@ class Agent:
                 try:
                     await self._registered("", b"")
                     await self._client.register(self._ranks[0][0])
+                    self._epoch = (await self._client.info).epoch
                     self.breaker.succeeded()
                 except Exception as problem:  # whatever it is, the next try comes
                     self._failed(problem)
@@ -201,8 +209,14 @@ class Agent:
         if adapter is None:
             return LookupAnswer(cause="misses_adapter_changed")
         namespaces = await self._registered(question.salt, adapter)
+        self._epoch = (await self._client.info).epoch
+        if question.source is not None and not question.source.is_of(namespaces[0][0].digest):
+            self._counters.add("handovers_refused")
+            question = replace(question, source=None)
+            asked.question = question
         found = await self._pin(asked, namespaces)
-        if found.num_tokens and not found.is_complete:
+        may_be_early = question.source is None or len(self._groups) == 1  # windows: all of it, or nothing
+        if found.num_tokens and not found.is_complete and may_be_early:
             asked.arriving = _answer_of(found, adapter)
         await self._finder.wait(found, question)
         return _answer_of(found, adapter)

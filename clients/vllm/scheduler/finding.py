@@ -112,7 +112,10 @@ class Finder:
         KvtierError."""
         chains = [group.chain(question.hashes) for group in self._groups]
         if len(self._groups) > 1 or self._recurrent:
-            found.stored = await self._look_up(namespaces, chains)
+            if question.source is not None:  # what is not stored yet is waited for
+                found.stored = tuple(group.num_blocks(question.source.num_tokens) for group in self._groups)
+            else:
+                found.stored = await self._look_up(namespaces, chains)
             num_tokens = min(self._common_of_chains(found.stored, question), question.max_tokens)
             if self._recurrent:
                 num_tokens = await self._last_state(namespaces, question, num_tokens)
@@ -146,7 +149,7 @@ class Finder:
             await _all(lease.wait() for lease in found.leases)
             self._conclude(found, question, found.num_tokens)
             found.stored = tuple(  # what was to come and did not is not stored: it is saved when computed
-                min(num_stored, end) if end < before else num_stored
+                end if end < before else max(num_stored, end)
                 for num_stored, end, before in zip(found.stored, self._ends(found), expected, strict=True)
             )
 
@@ -236,8 +239,13 @@ class Finder:
         question: LookupRequest,
         pinned: PinnedChain,
     ) -> None:
+        source = question.source
+        num_expected = source.num_tokens // namespace.geometry.block_tokens if source is not None else 0
         for first in range(first_block // MAX_BLOCKS * MAX_BLOCKS, len(chain), MAX_BLOCKS):
             piece = chain[first : first + MAX_BLOCKS]
+            expected = None
+            if source is not None and num_expected > first:
+                expected = source.expected(min(num_expected - first, len(piece)), question.deadline_s)
             lease = await self._client.acquire(
                 namespace,
                 piece,
@@ -248,6 +256,7 @@ class Finder:
                 first_block=max(0, first_block - first),
                 views=False,
                 retention=question.retention,
+                expected=expected,
             )
             pinned.parts.append((first, len(piece), lease))
             if lease.num_blocks < len(piece):

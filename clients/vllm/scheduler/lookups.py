@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ....v1.types import Tier, Urgency
 from ...values.types import Retention
+from .handover import HandoverSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class LookupRequest:
     adapter_id: int = 0  # the engine's, of what it loaded from `adapter_path`
     retention: tuple[Retention, ...] = ()
     max_tokens: int = 1 << 62  # of a hit
+    source: HandoverSource | None = None  # where the rest of it is being computed: it is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,4 +90,10 @@ class LookupAgent(Protocol):
 
     def tell(self, session: str, update: SessionUpdate) -> None:
         """Note the state of a session; the latest update counts."""
+        ...
+
+    def where(self, salt: str, adapter: bytes) -> tuple[int, bytes] | None:
+        """Return the epoch of the daemon that was asked last, and the digest of the first namespace.
+
+        None when that is not known."""
         ...

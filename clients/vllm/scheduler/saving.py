@@ -230,6 +230,18 @@ class Saver:
         """Whether the engine has a block of the first group itself."""
         return self._holder.has(name)
 
+    def num_local_tokens(self, hashes: Sequence[bytes]) -> int:
+        """Return about how many tokens the engine has itself. Blocks leave from the end: halving finds it."""
+        if len(self._groups) > 1:
+            return 0
+        group = self._groups[0]
+        chain = group.chain(hashes)
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.is_local(chain[middle - 1]) else (low, middle - 1)
+        return low * group.block_tokens
+
     def forget_all(self) -> None:
         """Remember nothing as stored; saves under way go on."""
         self._known.clear()

@@ -13,14 +13,16 @@ Pure: no thread, no socket, no vLLM. A request of the engine is read, never chan
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from ....v1.types import Tier, Urgency
+from ....v1.types import Urgency
 from ..counters import Counters
 from ..groups import Group
 from ..options import Options
 from ..plan import Acks, Load, Save, StepPlan, part_of
-from .lookups import LookupAgent, LookupAnswer, LookupRequest, PendingLookup, SessionUpdate
+from .handover import source_of, told_of
+from .lookups import LookupAgent, LookupAnswer, PendingLookup, SessionUpdate
 from .saving import NEVER, Saver, Saving, StoredBlocks, share_out
 from .sessions import Turn, turn_of
 from .tracked import Tracked
@@ -71,7 +73,7 @@ class SchedulerSide:
         """A request was added to the engine's queue."""
         tracked = self._track(request)
         if self._num_leased < self._options.max_early_leases:
-            self._ask(tracked, self._local_tokens(request), is_early=True)
+            self._ask(tracked, self._saver.num_local_tokens(request.block_hashes), is_early=True)
 
     def matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond `num_computed_tokens` will be loaded, and whether asynchronously.
@@ -127,6 +129,10 @@ class SchedulerSide:
             load.is_arriving = tracked.is_arriving = True
             self._num_arriving += 1
             self._counters.add("hits_early")
+        other = tracked.asked.question.source
+        self._counters.add("handovers", other is not None)
+        if other is not None and load.is_arriving:
+            load.expected = other.expected(0, self._options.handover_wait_s)
         load.adapter = answer.adapter
         load.parts = [
             part
@@ -140,13 +146,8 @@ class SchedulerSide:
     def hit_sources(self, request: Any, num_external_tokens: int) -> dict[str, int]:
         """Return the promised tokens by where they were found: "host" or "disk"."""
         tracked = self._tracked.get(request.request_id)
-        answer = tracked.promised if tracked and tracked.asked else None
-        block_tokens = self._groups[0].block_tokens
-        num_disk = 0
-        if tracked and answer:
-            first = tracked.promised_from
-            tiers = answer.tiers[first // block_tokens : (first + num_external_tokens) // block_tokens]
-            num_disk = sum(tier.label == Tier.NVME.label for tier in tiers) * block_tokens
+        size = self._groups[0].block_tokens
+        num_disk = tracked.num_on_disk(num_external_tokens, size) if tracked and tracked.asked else 0
         sources = {"host": num_external_tokens - num_disk, "disk": num_disk}
         return {source: number for source, number in sources.items() if number}
 
@@ -203,29 +204,38 @@ class SchedulerSide:
                 tracked.may_be_early = False
                 tracked.given_up = not was_early  # recompute: what fails once may fail for ever
                 self._counters.add("misses_load_failed")
+            elif (
+                was_early and tracked.promised is not None
+            ):  # more is stored by now than when it was promised
+                num_tokens = tracked.promised.num_tokens
+                self._learn(tracked, [group.num_blocks(num_tokens) for group in self._groups])
             self._let_go(tracked)
 
     def saved(self, acks: Acks) -> list[StoredBlocks]:
         """Saves are over; return what is stored on every rank now."""
         return self._saver.settle(acks)
 
-    def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> None:
+    def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         """A request has ended, by itself or by abort; its blocks are about to be freed.
 
-        A load under way keeps its lease until it is over."""
+        A load under way keeps its lease until it is over. Returns what the decode engine is to be told."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
-            return
+            return None
+        num_saved = 0
         if not tracked.is_loading:
             self._let_go(tracked)
             num_tokens = request.num_computed_tokens
             self._last_saves += self._save(tracked, num_tokens, lambda _: block_ids)
-            num_left = self._saver.num_left(tracked.saving, self._num_saveable(tracked, num_tokens))
+            num_saved = self._num_saveable(tracked, num_tokens)
+            num_left = self._saver.num_left(tracked.saving, num_saved)
             self._counters.add("saves_skipped_backpressure", num_left)
         turn = tracked.turn
         urgency = Urgency.ENDED if turn.is_last else Urgency.WAITING
         num_decoded = max(0, request.num_tokens - request.num_prompt_tokens)
         self._tell(turn, SessionUpdate(urgency, None, turn.returns_in_s, num_decoded, turn.is_last))
+        where = partial(self._agent.where, self.salt, tracked.adapter)
+        return told_of(request, self._groups, where, num_saved)
 
     @property
     def is_busy(self) -> bool:
@@ -265,7 +275,9 @@ class SchedulerSide:
     # --------------------------------------------------------------------------------- internals
 
     def _track(self, request: Any) -> Tracked:
-        tracked = Tracked(request, turn_of(request, self._engine), Saving([0] * len(self._groups)))
+        turn, (source, is_refused) = turn_of(request, self._engine), source_of(request, self._groups)
+        tracked = Tracked(request, turn, Saving([0] * len(self._groups)), source)
+        self._counters.add("handovers_refused", is_refused)
         self._tracked[request.request_id] = tracked
         self._counters.add("hints_ignored", tracked.turn.num_ignored_hints)
         return tracked
@@ -294,16 +306,7 @@ class SchedulerSide:
         tracked.num_questions += 1
         tracked.polled_at = None
         self._counters.add("lookups")
-        adapter = getattr(request.lora_request, "lora_path", "")
-        adapter_id = getattr(request.lora_request, "lora_int_id", 0)
-        hashes = tuple(request.block_hashes)
-        limit_s = min(self._options.promote_timeout_s, tracked.turn.deadline_s or float("inf"))
-        turn = tracked.turn
-        # The last token is computed in any case, and onto a state only once.
-        limit = request.num_tokens - 1 if self._has_states else request.num_tokens
-        question = LookupRequest(
-            turn.session, hashes, first_token, adapter, self.salt, limit_s, adapter_id, turn.retention, limit
-        )
+        question = tracked.question(self._options, first_token, self.salt, self._has_states)
         tracked.asked = self._agent.ask(question)
         self._num_leased += 1
         return tracked.asked
@@ -321,15 +324,19 @@ class SchedulerSide:
         tracked.adapter = answer.adapter
         if answer.stored and tracked.learned_from is not answer:
             tracked.learned_from = answer
-            self._saver.seen(tracked.request.block_hashes, answer.stored, tracked.request, answer.adapter)
-            for i, number in enumerate(answer.stored):
-                tracked.saving.next_block[i] = max(tracked.saving.next_block[i], number)
-            tracked.saving.due_tokens = 0
+            self._learn(tracked, answer.stored)
         gain = min(answer.num_tokens, tracked.request.num_tokens) - num_computed_tokens
         if gain <= 0 or gain < self._options.min_load_tokens:
             return self._give_up(tracked, answer.cause or "misses_nothing_stored")
         tracked.promised, tracked.promised_from = answer, num_computed_tokens
         return gain, True
+
+    def _learn(self, tracked: Tracked, stored: Sequence[int]) -> None:
+        """Note how many blocks of a request are stored on all ranks, per group: they are not saved again."""
+        self._saver.seen(tracked.request.block_hashes, stored, tracked.request, tracked.adapter)
+        for i, number in enumerate(stored):
+            tracked.saving.next_block[i] = max(tracked.saving.next_block[i], number)
+        tracked.saving.due_tokens = 0
 
     def _give_up(self, tracked: Tracked, cause: str) -> tuple[int, bool]:
         if cause == "misses_timeout":
@@ -374,18 +381,6 @@ class SchedulerSide:
         if asked.is_pinned:
             limit_s = asked.question.deadline_s + GRACE_S
         return self._clock() - polled_at > limit_s
-
-    def _local_tokens(self, request: Any) -> int:
-        """Return about how many tokens the engine has itself. Blocks leave from the end: halving finds it."""
-        if len(self._groups) > 1:
-            return 0
-        group = self._groups[0]
-        chain = group.chain(request.block_hashes)
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._saver.is_local(chain[middle - 1]) else (low, middle - 1)
-        return low * group.block_tokens
 
     def _save(self, tracked: Tracked, num_tokens: int, tables: Callable[[str], Any]) -> list[Save]:
         """Plan what the first `num_tokens` tokens of a request have filled and that are not saved yet."""

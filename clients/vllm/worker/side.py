@@ -156,13 +156,16 @@ class WorkerSide:
         namespace = transfer.namespace(part.group, salt, load.adapter)
         num_named = len(part.hashes) // HASH_BYTES
         timeout_s = self._options.load_timeout_s if self.breaker.allows() else SILENT_TIMEOUT_S
+        if load.expected is not None and self.breaker.allows():
+            timeout_s = self._options.handover_wait_s
         first_call = part.first_block // MAX_BLOCKS * MAX_BLOCKS
         done = part.first_block
         for start in range(first_call, num_named, MAX_BLOCKS):
             end = min(start + MAX_BLOCKS, num_named)
             ids = part.block_ids[done - part.first_block : end - part.first_block]
             hashes = part.hashes[start * HASH_BYTES : end * HASH_BYTES]
-            fetch = Fetch(part.group, namespace, hashes, ids, done - start, load.session, timeout_s)
+            first = done - start
+            fetch = Fetch(part.group, namespace, hashes, ids, first, load.session, timeout_s, load.expected)
             got = transfer.get(fetch, mark)
             if got.was_asked:
                 self.breaker.succeeded()

@@ -28,7 +28,7 @@ from ...operations.direct import Exported, Exporter
 from ...operations.page_layouts import describe
 from ...sync import Client, Pages
 from ...values.namespace import Namespace
-from ...values.types import PutReport, Retention
+from ...values.types import ExpectedBlocks, PutReport, Retention
 from ..identity import salted
 from .pages import PagedGroup
 
@@ -50,6 +50,7 @@ class Fetch(NamedTuple):
     first_block: int
     session: str
     deadline_s: float
+    expected: ExpectedBlocks | None = None
 
     def through(self, get: Callable[..., R], into: Any, **where: Any) -> R:
         """Call `get` of a client or of its pages."""
@@ -61,6 +62,7 @@ class Fetch(NamedTuple):
             session=self.session,
             urgency=Urgency.PREFILL,
             deadline_s=self.deadline_s,
+            expected=self.expected,
             **where,
         )
 

@@ -83,6 +83,9 @@ class InlineAgent:
     def tell(self, session: str, word: SessionUpdate) -> None:
         self.told.append((session, word))
 
+    def where(self, salt: str, adapter: bytes) -> tuple[int, bytes] | None:
+        return None
+
     @property
     def num_pinned(self) -> int:
         return len(self._found)
