@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-helm image test-image test-web compiled test-python test-native pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-helm image test-image test-web compiled test-python test-native litmus pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -231,6 +231,17 @@ compiled: $(COMPILED)/.installed
 test-python: $(VENV)/.ready
 	KVTIER_NATIVE=off $(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 tests/tiers tests/clients/memory tests/contracts)
 
+# What several threads share, under ThreadSanitizer and as it is; for aarch64, too, where Debian's
+# gcc-aarch64-linux-gnu and qemu-user are.
+LITMUS := out/litmus
+litmus: tests/native/litmus.c native/shared.h
+	mkdir -p out
+	gcc -O2 -Wall -Wno-parentheses -Wno-tsan -fsanitize=thread -pthread $< -o $(LITMUS) && setarch -R $(LITMUS) 20000
+	gcc -O2 -Wall -Wno-parentheses -pthread $< -o $(LITMUS) && $(LITMUS)
+	if type aarch64-linux-gnu-gcc qemu-aarch64 >/dev/null 2>&1; then \
+		aarch64-linux-gnu-gcc -O2 -Wall -Wno-parentheses -static -pthread $< -o $(LITMUS)-aarch64 && \
+		qemu-aarch64 $(LITMUS)-aarch64 20000; else echo "aarch64 was left out: no compiler, or no qemu-user"; fi
+
 # native/ under AddressSanitizer and UndefinedBehaviorSanitizer.
 NATIVE := .venv-native
 $(NATIVE)/.installed: requirements.txt
@@ -238,7 +249,7 @@ $(NATIVE)/.installed: requirements.txt
 	$(INSTALL) --requirement requirements.txt
 	touch $@
 
-test-native: $(NATIVE)/.installed
+test-native: $(NATIVE)/.installed litmus
 	rm -rf build
 	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -O1" \
 		$(NATIVE)/bin/python -m pip install $(PIP_FLAGS) --force-reinstall --no-deps --no-build-isolation .

@@ -165,10 +165,11 @@ class Appliance:
             raise
         finally:
             self._stepping = False
-        if self._half_done is not None and not self._is_finish_due:
+        if self._half_done is None:
+            self._arm_timer()
+        elif not self._is_finish_due:  # which sees to the timer, too
             self._is_finish_due = True
             self._loop.call_soon(self._finish, TURNS_TO_ANSWER)
-        self._arm_timer()
 
     def _take_in(self, event: Event) -> None:
         """Run one step: the answers of what landed first.

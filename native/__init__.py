@@ -4,6 +4,9 @@
     SlotHeaders.fill_run           headers of a put's fragments in one call
     IndexWriter.insert_run         and their entries of the shared index
     sources/peers                  payloads of a ticket over a socket, with their hashes
+    ResidenceWriter.set            where blocks are, for lookups without a call
+    ResidenceReader.find           such a lookup
+    OneSidedReader.read_run        a get without a call
 
 Each function has its twin in Python at the place that calls it, which is the reference: both run the same
 contract tests, and without a compiler only speed is missing. KVTIER_NATIVE=off takes the twins.
@@ -12,8 +15,13 @@ Why C and not Cython, numba or more of mypyc: docs/decisions/0023-native.md.
 
 import importlib
 import os
+import platform
 import sys
+from collections.abc import Callable
 from types import ModuleType
+
+#: Whether this processor keeps stores in order, and loads: then Python, too, may read what is shared.
+MEMORY_IS_ORDERED = platform.machine() in ("x86_64", "AMD64")
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -29,3 +37,8 @@ def _load() -> tuple[ModuleType | None, str]:
 
 
 native, absence = _load()
+#: Makes what was stored before visible before what is stored behind it. None where that needs no call, or
+#: there is none.
+order_stores: Callable[[], None] | None = (
+    native.order_stores if native is not None and not MEMORY_IS_ORDERED else None
+)

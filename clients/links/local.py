@@ -25,10 +25,9 @@ from ...v1.local import (
     encode,
     traced,
 )
-from ...v1.shm import ONE_SIDED_READS_ARE_SAFE
 from ..errors import CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer, from_detail
 from ..memory.extents import ExtentTable, map_memory
-from ..memory.one_sided import OneSidedReader
+from ..memory.one_sided import OneSidedReader, UnorderedMemory
 from ..memory.staging import StagingArea
 from ..memory.view_lock import ViewLock
 from ..operations.answers import announced, server_info
@@ -222,8 +221,11 @@ def attachment_of(answer: Answer) -> Attachment:
         words = f"cannot open the shared index through /proc: {problem.strerror}; mount /proc"
         raise Unavailable(words, reason=CONNECTION_LOST) from None
     memory = map_memory(index)
+    reader: OneSidedReader | None
     try:
-        reader = OneSidedReader(memory, extents, message.epoch) if ONE_SIDED_READS_ARE_SAFE else None
+        reader = OneSidedReader(memory, extents, message.epoch)
+    except UnorderedMemory:  # gets are leased, lookups asked
+        reader = None
     except ValueError as problem:
         raise Unavailable(str(problem), reason="VERSION_MISMATCH") from None
     info, tiers = server_info(message, "local"), announced(message)

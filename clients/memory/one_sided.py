@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...native import native
+from ...native import MEMORY_IS_ORDERED, native
 from ...v1.shm import (
     EMPTY_TAG,
     HASH_BYTES,
@@ -39,10 +39,15 @@ _CHECKED = struct.Struct("<QQQQQQ32s")
 _PROBES = (np.arange(1), np.arange(1, 8), np.arange(8, MAX_PROBES))
 
 
+class UnorderedMemory(Exception):
+    """This processor reorders loads and stores, and there is no native code to keep them in order."""
+
+
 class OneSidedReader:
     """Reads fragments of one isolation domain from `index` and `extents`.
 
-    Raises ValueError when the index is of another version or another life of the daemon.
+    Raises ValueError when the index is of another version or another life of the daemon, UnorderedMemory
+    where nothing may be read without a lease.
     """
 
     def __init__(self, index: U8, extents: ExtentTable, epoch: int) -> None:
@@ -55,6 +60,10 @@ class OneSidedReader:
         if log2_entries > _MAX_LOG2_ENTRIES or len(index) < index_file_bytes(log2_entries):
             raise ValueError(f"the shared index has {len(index)} bytes, too few for 2**{log2_entries}")
         self.extents = extents
+        #: Whether what Python reads is in order. Else only `read_run` may be believed, and `find` is a hint.
+        self.is_ordered = MEMORY_IS_ORDERED
+        if not self.is_ordered and (native is None or not head["is_ordered"]):
+            raise UnorderedMemory("daemon and client need native code on this machine")
         self._mask = (1 << log2_entries) - 1
         self._entries = index.data[INDEX_HEADER_BYTES : index_file_bytes(log2_entries)]
         table = np.frombuffer(self._entries, INDEX_ENTRY)

@@ -127,7 +127,9 @@ def get(
         targets = blocks.targets(namespace.fragment_offsets, namespace.fragment_bytes)
         if is_shared:
             behind, rest = chain.behind(num_one_sided), targets[num_one_sided:]
-            num_one_sided += yield from _read_one_sided(operations, attachment, behind, rest)
+            num_one_sided += yield from _read_one_sided(
+                operations, attachment, behind, rest, blocks.contiguous
+            )
     done = first_block + num_one_sided
     if done < num_named:
         rest = targets[num_one_sided:]
@@ -245,7 +247,7 @@ def _touch(operations: Operations, attachment: Attachment, chain: Chain, packed:
 
 
 def _read_one_sided(
-    operations: Operations, attachment: Attachment, chain: Chain, targets: I64
+    operations: Operations, attachment: Attachment, chain: Chain, targets: I64, is_run: bool
 ) -> Operation[int]:
     """Read one-sidedly from the first wanted block on; return how many blocks that gave."""
     reader = attachment.reader
@@ -260,6 +262,8 @@ def _read_one_sided(
     if attachment.extents.missing(extents):
         with suppress(NotFound):  # what cannot be mapped is read under a lease
             yield from map_extents(operations, attachment, extents, chain.timeout_s)
+    if not reader.is_ordered:
+        return (yield from _read_run(operations, attachment, chain, int(targets[0, 0, 0]))) if is_run else 0
     fragment_bytes = chain.namespace.fragment_bytes
     num_read: int = yield Work(
         lambda: reader.read(chain.namespace_id, packed, places, fragment_bytes, targets[:num_listed]),

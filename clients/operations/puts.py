@@ -29,7 +29,7 @@ from ..values.keys import pack, parent_hash
 from ..values.namespace import Namespace
 from ..values.types import PutReport, Retention
 from .answers import outcomes_of
-from .base import Operations, milliseconds
+from .base import Operations, milliseconds, only_answer
 from .effects import Attachment, Operation, Receive, Send, Work
 
 MAX_IN_FLIGHT = 2
@@ -80,20 +80,16 @@ class _Put:
         return self.outcomes + [PutOutcome.PARENT_MISSING] * (len(blocks) - len(self.outcomes))
 
     def _put(self, blocks: Blocks) -> Operation[None]:
-        start = self._offset(blocks)
-        if start is not None:
-            yield from self._ask(_Piece(0, blocks, start, taken=False))
-        else:
-            for first, last in self._cut(len(blocks)):
-                if self._refused():
-                    break
-                yield from self._ask((yield from self._stage(first, blocks.part(first, last))))
+        for first, last in self._cut(len(blocks)):
+            if self._refused():
+                break
+            yield from self._ask((yield from self._stage(first, blocks.part(first, last))))
         while self.in_flight:
             yield from self._settle()
 
     def _ask(self, piece: _Piece) -> Operation[None]:
         self.in_flight.append(piece)
-        piece.ticket = yield from self._commit(piece)
+        piece.ticket = yield from self.commit(piece)
         if len(self.in_flight) >= MAX_IN_FLIGHT:
             yield from self._settle()
 
@@ -103,7 +99,7 @@ class _Put:
         for first in range(0, num_blocks, step):
             yield first, min(first + step, num_blocks)
 
-    def _offset(self, blocks: Blocks) -> int | None:
+    def offset_of(self, blocks: Blocks) -> int | None:
         """Where the blocks lie in the staging extent; None unless they all do, back to back."""
         if not blocks.contiguous:
             return None
@@ -131,7 +127,8 @@ class _Put:
             raise
         return piece
 
-    def _commit(self, piece: _Piece) -> Operation[int]:
+    def commit(self, piece: _Piece) -> Operation[int]:
+        """Ask the daemon to store a piece; return the ticket of its answer."""
         hashes, header = self.header.prefix_hashes, self.header
         first, last = piece.first, piece.first + len(piece.blocks)
         request = kvcache_pb2.CommitRequest(
@@ -155,7 +152,7 @@ class _Put:
         outcomes = yield from self._answer(piece)
         if outcomes[0] is PutOutcome.PARENT_MISSING and piece.first and not self._refused():
             # Decided before its parent, the piece before it, had landed. It has now.
-            piece.ticket = yield from self._commit(piece)
+            piece.ticket = yield from self.commit(piece)
             outcomes = yield from self._answer(piece)
         self.in_flight.popleft()
         self._give(piece)
@@ -221,7 +218,12 @@ def put(
             reason="TOO_LARGE",
         )
     staged = _Put(operations, attachment, header, timeout_s, namespace.block_bytes)
-    return PutReport((yield from staged.run(blocks)))
+    offset = staged.offset_of(blocks)
+    if offset is None:
+        return PutReport((yield from staged.run(blocks)))
+    ticket = yield from staged.commit(_Piece(0, blocks, offset, taken=False))
+    answer = yield from only_answer(ticket)
+    return PutReport(outcomes_of(answer.message.outcomes, len(blocks)))
 
 
 def put_header(

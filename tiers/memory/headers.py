@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...native import native
+from ...native import native, order_stores
 from ...v1.shm import CHECKSUM_BYTES, HASH_BYTES, IS_SPENT, SLOT_HEADER, tag_of
 from ..base import Buffer
 from ..block import FragmentLabel
@@ -111,6 +111,8 @@ class SlotHeaders:
         word, start = slot * _WORDS, slot * _BYTES + BODY_OFFSET
         if not self._words[word] & 1:
             self._words[word] += 1
+        if order_stores is not None:
+            order_stores()
         BODY.pack_into(
             self._bytes,
             start,
@@ -127,6 +129,8 @@ class SlotHeaders:
         )
         self._checks[slot * _CHECKS + _CHECK] = zlib.crc32(self._bytes[start : start + BODY.size])
         self.last_generation = generation = self.last_generation + 2
+        if order_stores is not None:
+            order_stores()
         self._words[word] = generation
 
     def fill_run(self, slots: list[int], labels: list[FragmentLabel], slot_bytes: int) -> list[int]:
@@ -143,6 +147,8 @@ class SlotHeaders:
     def empty(self, slot: int) -> None:
         """Make the generation of a filled slot odd."""
         self._words[slot * _WORDS] += 1
+        if order_stores is not None:  # before anything is written there
+            order_stores()
 
     def empty_if_filled(self, slot: int) -> None:
         """Make the generation of a slot odd, if it is even."""

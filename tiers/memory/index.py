@@ -14,7 +14,7 @@ import threading
 
 import numpy as np
 
-from ...native import native
+from ...native import MEMORY_IS_ORDERED, native, order_stores
 from ...v1.shm import (
     EMPTY_TAG,
     INDEX_ENTRY,
@@ -55,7 +55,8 @@ class IndexWriter:
         if keeper is not None:
             keeper.keep(name, self.descriptor)
         memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
-        header = np.array((INDEX_MAGIC, INDEX_VERSION, log2_entries, epoch), INDEX_HEADER)
+        is_ordered = MEMORY_IS_ORDERED or native is not None
+        header = np.array((INDEX_MAGIC, INDEX_VERSION, log2_entries, epoch, is_ordered), INDEX_HEADER)
         whole = memoryview(self._mapping)
         whole[: INDEX_HEADER.itemsize] = header.tobytes()
         self._words = whole[INDEX_HEADER_BYTES:].cast("Q")  # tag, place, tag, place, ...
@@ -70,6 +71,8 @@ class IndexWriter:
             if there <= TOMBSTONE_TAG:
                 # Place before tag: a reader that sees the tag sees its place.
                 words[word + 1] = place
+                if order_stores is not None:
+                    order_stores()
                 words[word] = tag
                 self.num_entries += 1
                 self.num_tombstones -= there == TOMBSTONE_TAG

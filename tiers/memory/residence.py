@@ -11,7 +11,7 @@ import os
 
 import numpy as np
 
-from ...native import native
+from ...native import native, order_stores
 from ...v1.residence import (
     EDGE,
     EDGE_OFFSET,
@@ -126,11 +126,11 @@ class ResidenceWriter:
         word = offset // 8
         version = self._head[word]
         self._head[word] = version + 1
-        if native is not None:
-            native.order_stores()
+        if order_stores is not None:
+            order_stores()
         self._whole[offset + 8 : offset + len(packed)] = packed[8:]
-        if native is not None:
-            native.order_stores()
+        if order_stores is not None:
+            order_stores()
         self._head[word] = version + 2
 
     def check_integrity(self) -> list[str]:

@@ -16,15 +16,13 @@ Generation protocol (a sequence lock per slot). The daemon makes `generation` od
 slot and even, larger than ever used in this extent, when the bytes are complete. A reader without a
 lease copies, then checks that generation and identity are what they were before the copy; anything else is a
 miss. Generations never repeat, so a recycled slot cannot look like its former self. On x86 stores are not
-reordered with stores, nor loads with loads; on other machines clients must use leases (see
-`ONE_SIDED_READS_ARE_SAFE`).
+reordered with stores, nor loads with loads. On other machines both sides need native code, which stores with
+release and loads with acquire: `is_ordered` says that the daemon has it; clients without it use leases.
 
 Index: an open-addressing hash table of (tag, place) for all fragments of one isolation domain that are
 readable in memory. It is a hint: what makes a read right is the slot header. An entry is found within
 MAX_PROBES steps of `tag & mask`, or it does not exist.
 """
-
-import platform
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +33,6 @@ PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 MIN_SLOT_BYTES = 16 << 10
 CHECKSUM_BYTES = 16
-
-ONE_SIDED_READS_ARE_SAFE = platform.machine() in ("x86_64", "AMD64")
 
 SLOT_HEADER = np.dtype(
     [
@@ -57,7 +53,15 @@ assert SLOT_HEADER.itemsize == 128
 IS_SPENT = 1 << 31  # decoded from a lossy record: for the next daemon; clients do not look at it
 
 INDEX_HEADER_BYTES = PAGE_BYTES
-INDEX_HEADER = np.dtype([("magic", "V8"), ("version", "<u4"), ("log2_entries", "<u4"), ("epoch", "<u8")])
+INDEX_HEADER = np.dtype(
+    [
+        ("magic", "V8"),
+        ("version", "<u4"),
+        ("log2_entries", "<u4"),
+        ("epoch", "<u8"),
+        ("is_ordered", "<u4"),  # 1: words are stored so that readers on any machine see them in order
+    ]
+)
 INDEX_MAGIC = b"kvtindex"
 INDEX_VERSION = 1
 INDEX_ENTRY = np.dtype([("tag", "<u8"), ("place", "<u8")])

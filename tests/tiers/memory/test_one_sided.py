@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kvtier.native import MEMORY_IS_ORDERED
 from kvtier.tiers.block import Tier
 from kvtier.tiers.memory.engine import ExtentEngine
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.tiers.payload import checksum
-from kvtier.v1.shm import ONE_SIDED_READS_ARE_SAFE
 from tests.tiers.helpers import EXTENT_BYTES, drop, make_label, make_payload, open_engine, store
 from tests.tiers.memory.reader import Reader
 
@@ -136,7 +136,7 @@ print(json.dumps([hits, wrong, reader.num_torn]))
 """
 
 
-@pytest.mark.skipif(not ONE_SIDED_READS_ARE_SAFE, reason="clients use leases on this machine")
+@pytest.mark.skipif(not MEMORY_IS_ORDERED, reason="clients use leases on this machine")
 def test_another_process_reads_through_an_eviction_storm() -> None:
     """Twelve blocks fight for three slots while a reader that takes no lease reads them."""
     seed = 11
