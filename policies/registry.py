@@ -27,10 +27,12 @@ from .baselines.arc import ArcEviction
 from .baselines.clairvoyant import ClairvoyantAdmission, ClairvoyantEviction
 from .baselines.fifo import FifoEviction
 from .baselines.gdsf import GdsfEviction
+from .baselines.learned_prefix import LearnedPrefixEviction
 from .baselines.lfu import LfuEviction
 from .baselines.lru import LruEviction
 from .baselines.s3fifo import S3FifoEviction
 from .baselines.sieve import SieveEviction
+from .baselines.tail_lru import TailLruEviction
 from .baselines.wtinylfu import WTinyLfuEviction
 from .guarded import GuardedAdmission, GuardedEviction, GuardedLearner, GuardedPrefetcher, Report, Trouble
 from .options import BadPolicyOption
@@ -45,10 +47,12 @@ EVICTION: dict[str, Factory] = {
     "clairvoyant": ClairvoyantEviction,  # in replay only
     "fifo": FifoEviction,
     "gdsf": GdsfEviction,
+    "learned_prefix": LearnedPrefixEviction,
     "lfu": LfuEviction,
     "lru": LruEviction,
     "s3fifo": S3FifoEviction,
     "sieve": SieveEviction,
+    "tail_lru": TailLruEviction,
     "urgency": UrgencyEviction,
     "wtinylfu": WTinyLfuEviction,
 }

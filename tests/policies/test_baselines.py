@@ -16,8 +16,9 @@ from kvtier.policies.baselines.wtinylfu import WTinyLfuEviction
 from kvtier.policies.options import BadPolicyOption
 from kvtier.policies.registry import EVICTION
 from kvtier.tiers.block import Urgency
-from tests.policies.tree import Tree, name, surroundings_of
+from tests.policies.tree import GEOMETRY, Tree, name, surroundings_of
 
+TOKENS = GEOMETRY.block_tokens
 LETTERS = {name(letter): letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
@@ -252,3 +253,39 @@ def test_clairvoyant_declines_the_rest_of_a_chain_only() -> None:
     tree = Tree(EVICTION["clairvoyant"], 4, admission=ClairvoyantAdmission, future=Script(requests))
     assert play(tree, requests[:2]) == ""
     assert here(tree) == "ABXY", "C is never asked for again"
+
+
+# -------------------------------------------------------------------- tail-optimised LRU, learned prefixes
+
+
+def test_tail_lru_takes_first_what_no_slow_first_token_depends_on() -> None:
+    """Blocks of one token each: a next prompt of 1, and prefill of up to 3 is quick, so 2 may be missing."""
+    options = {"threshold_tokens": 3 * TOKENS, "next_prompt_tokens": TOKENS}
+    tree = Tree(EVICTION["tail_lru"], 7, options=options)
+    assert play(tree, ["ABCD", "EFG"]) == ""
+    assert play(tree, ["H"]) == "D", "the end of the older one: nothing else, though H may be missing, too"
+    assert play(tree, ["I", "J"]) == "CG"
+    assert play(tree, ["KLMN"]) == "FHIJ"[:4], "then ends of the younger, and what is short, by recency"
+
+
+def test_tail_lru_without_a_threshold_is_lru() -> None:
+    requests = ["ABC", "DE", "F", "AB", "G", "HI", "DE", "JK"]
+    nothing = {"threshold_tokens": 0}
+    assert play(Tree(EVICTION["tail_lru"], 6, options=nothing), requests) == play(
+        Tree(EVICTION["lru"], 6), requests
+    )
+
+
+def test_a_learned_prefix_keeps_what_conversations_like_it_came_back_for() -> None:
+    """Prompts of one block are asked once; those of two go on. A new one of each: the longer one stays."""
+    tree = Tree(EVICTION["learned_prefix"], 12)
+    for number in range(200):
+        chain = [name("long", number // 8), name("long", number // 8, "b")]
+        tree.request(chain + [name("long", number // 8, turn) for turn in range(number % 8)])
+        tree.request([name("once", number)])
+    for number in range(12):
+        tree.request(
+            [name("long", "new"), name("long", "new", "b")] if number == 3 else [name("once", -number)]
+        )
+    assert tree.facts.prefix_hash.count(name("long", "new")) == 1
+    assert tree.rows[name("long", "new")] in tree.here
