@@ -292,9 +292,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return KvtierMetadata(plan)
         try:
-            # Block tables are looked up late: the loads are in the plan before anything can fail.
+            # Block tables and states are looked up late: the loads are in the plan before anything can fail.
             tables = partial(self._tables.table, scheduler_output)
-            states = states_of(scheduler_output)
+            states = partial(states_of, scheduler_output)
             self._scheduler.plan(plan, scheduler_output.num_scheduled_tokens, tables, states)
             self._tables.take_in(scheduler_output)
         except Exception:

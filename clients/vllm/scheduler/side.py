@@ -30,7 +30,7 @@ from .tracked import Tracked
 ASK_AGAIN_AFTER = 2  # answer timeouts; a request loses one of them while its turn has come
 GRACE_S = 1.0  # beyond the time that promotions may take
 MAX_QUESTIONS = 3  # per attempt to schedule a request: its lease got lost, or its local blocks did
-NO_STATES: Mapping[str, Sequence[tuple[int, int, int]]] = {}
+States = Mapping[str, Sequence[tuple[int, int, int]]]
 MISS = (0, False)
 PENDING = (None, False)
 
@@ -158,12 +158,12 @@ class SchedulerSide:
         plan: StepPlan,
         scheduled: dict[str, int],
         tables: Callable[[str], Any],
-        states: Mapping[str, Sequence[tuple[int, int, int]]] = NO_STATES,
+        states: Callable[[], States] = dict,
     ) -> None:
         """Fill in the step's plan.
 
         `scheduled` has the number of tokens per request that runs in this step, `tables` returns a request's
-        block tables, one per group. `states` are recurrent states that stand still after this step, by
+        block tables, one per group. `states` returns recurrent states that stand still after this step, by
         request: (group, block, number of tokens).
 
         Fills instead of returning: should this fail half-way, the loads are in the plan all the same, and
@@ -185,7 +185,7 @@ class SchedulerSide:
                 if num_tokens <= tracked.request.num_prompt_tokens:
                     share_out(saves, self._groups, num_new_tokens, sum(scheduled.values()))
                 plan.saves += saves
-        for request_id, offered in states.items():
+        for request_id, offered in states().items():
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 plan.saves += self._save_states(tracked, offered)

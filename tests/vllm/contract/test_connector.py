@@ -19,6 +19,7 @@ from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole, supports_hma
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
@@ -334,6 +335,30 @@ def test_a_request_through_the_scheduler_hooks(ready: tuple[Any, LookupAgent, Bl
     connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=told))
     assert pool.blocks[table[2]].ref_cnt == 1
     assert not connector.has_pending_push_work()
+
+
+def test_beside_nixl_under_multiconnector_both_hand_over(ready: tuple[Any, LookupAgent, BlockPool]) -> None:
+    """vLLM's own MultiConnector merges what its children answer, and ends the engine when two use one key."""
+    connector, agent, pool = ready
+    vars(agent)["where"] = lambda *_: (7, bytes(32))
+    of_nixl = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [[1]]}
+    nixl = SimpleNamespace(request_finished_all_groups=lambda *_: (True, of_nixl))
+    multi = object.__new__(MultiConnector)
+    vars(multi).update(_connectors=[connector, nixl], _extra_async_saves={}, _requests_to_connector={})
+    vars(multi).update(_all_support_hma=True)
+    one = request(2 * BLOCK)
+    one.kv_transfer_params = {"do_remote_decode": True}
+    connector.on_new_request(one)
+    one.num_computed_tokens = 2 * BLOCK
+    table = [block.block_id for block in pool.get_new_blocks(2)]
+    is_sending, told = multi.request_finished_all_groups(one, (table,))
+    assert is_sending, "NIXL's blocks stay until they are read"
+    assert told == {**of_nixl, "kvtier_source": told["kvtier_source"]}
+    assert told["kvtier_source"]["num_tokens"] == 2 * BLOCK
+    other = request(3 * BLOCK)
+    other.request_id, other.kv_transfer_params = "other", told
+    connector.on_new_request(other)
+    assert agent.asked[-1].question.source is None, "NIXL brings it: it is not waited for as well"
 
 
 def step(scheduled: dict[str, int], tables: dict[str, Any]) -> Any:

@@ -86,7 +86,7 @@ def test_states_are_saved_by_name_and_once() -> None:
 
     def plan() -> StepPlan:
         made = StepPlan()
-        scene.side.plan(made, {}, lambda _: None, offered)
+        scene.side.plan(made, {}, lambda _: None, lambda: offered)
         return made
 
     (save,) = plan().saves
