@@ -9,7 +9,9 @@ from kvtier.appliance.core.copying.source_speed import DEFAULT_BYTES_PER_S, MARG
 from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
 from kvtier.appliance.core.requests.fetches import PATIENCE_S, PATIENT_SHARE, STEP_FRAGMENTS
 from kvtier.appliance.core.results import Refusal
+from kvtier.policies.base import AdmissionPolicy, Newcomer, Surroundings, Victim
 from kvtier.policies.costs import PrefillModel
+from kvtier.policies.registry import ADMISSION, PolicyChoice
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
 
@@ -563,6 +565,30 @@ def test_a_fetch_takes_the_room_that_can_be_had_at_once() -> None:
     for group in (0, 1):
         land(rig, fetch, group)
     assert (rig.answer(call).num_blocks, rig.answer(call).last) == (4, True)
+
+
+def test_a_bundle_is_admitted_as_a_part_of_its_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself each would be a short prompt, the end of which comes back soonest."""
+    newcomers: list[Newcomer] = []
+
+    class Recorder(AdmissionPolicy):
+        def __init__(self, surroundings: Surroundings) -> None:
+            del surroundings
+
+        def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
+            newcomers.append(newcomer)
+            return True
+
+    monkeypatch.setitem(ADMISSION, "recorder", Recorder)
+    policies = PolicyChoice(admission="recorder")
+    rig, chain = with_source(num_extents=8, nvme_blocks=0, policies=policies), hashes("a", 2 * SIZE)
+    rig.put(hashes("b", 2 * SIZE))
+    rig.acquire(chain)
+    for number, fetch in enumerate(search_found(rig, 2)):
+        for group in (0, 1):
+            land(rig, fetch, group)
+        of_bundle = [one for one in newcomers if one.position == number * SIZE]
+        assert {tuple(one.prefix_hashes) for one in of_bundle} == {tuple(chain[number * SIZE :])}
 
 
 def test_a_lookup_marks_what_would_be_fetched_and_asks_nothing() -> None:
