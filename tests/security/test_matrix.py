@@ -212,6 +212,7 @@ def requests(v: Victim) -> dict[str, Callable[[], Any]]:
         "WatchAccesses": events_pb2.WatchAccessesRequest,
         "WatchInventory": peer_pb2.WatchInventoryRequest,
         "FetchBlocks": lambda: peer_pb2.FetchBlocksRequest(prefix_hashes=BLOCKS[0]),
+        "AwaitBlocks": lambda: peer_pb2.AwaitBlocksRequest(prefix_hashes=BLOCKS[0]),
     }
 
 
@@ -222,7 +223,7 @@ def outcome(stub: Any, method: str, request: Any) -> str:
         if method in ("Watch", "WatchAccesses", "WatchInventory"):
             next(answer)
             answer.cancel()
-        elif method in ("Acquire", "Get", "Verify"):
+        elif method in ("Acquire", "Get", "Verify", "AwaitBlocks"):
             list(answer)
     except grpc.RpcError as failed:
         beside: Any = failed.trailing_metadata() or ()
