@@ -57,8 +57,12 @@ class EngineDied(RuntimeError):
 class EngineProcess:
     """An engine. Leaving the context kills whatever is left of it."""
 
-    def __init__(self, options: EngineOptions, folder: Path, name: str = "engine") -> None:
-        """Start it; `ready` waits. `folder` takes its options and its log."""
+    def __init__(
+        self, options: EngineOptions, folder: Path, name: str = "engine", python: str = sys.executable
+    ) -> None:
+        """Start it; `ready` waits. `folder` takes its options and its log.
+
+        `python` is of the environment that has the engine."""
         self.name = name
         self.options = options
         self.log = folder / f"{name}.log"
@@ -67,7 +71,7 @@ class EngineProcess:
         written.write_text(json.dumps(settings))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.vllm.engine", str(written)],
+                [python, "-m", "bench.vllm.engine", str(written)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -19,6 +19,8 @@ from ..connector.opaque import opaque_geometry
 from ..errors import InvalidRequest
 from ..weights import checkpoint_digest, find_checkpoint
 
+#: Of a checkpoint's configuration: what changes with a version or a path, and changes no KV.
+VOLATILE = ("_name_or_path", "transformers_version", "architectures", "use_cache", "torch_dtype")
 FRAGMENT_BYTES = 1 << 20  # wanted; large enough to be copied fast, small enough to come up layer by layer
 
 
@@ -31,10 +33,19 @@ def model_digest(model: str, revision: str | None, config: Mapping[str, Any], gi
     Raises InvalidRequest when the checkpoint is not on this host.
     """
     weights = bytes.fromhex(given) if given else checkpoint_digest(find_checkpoint(model, revision))
-    text = json.dumps(config, sort_keys=True, default=str)
+    text = json.dumps(lasting(config), sort_keys=True, default=str)
     return hashlib.sha256(
         b"kvtier.vllm.1" + len(weights).to_bytes(4, "big") + weights + text.encode()
     ).digest()
+
+
+def lasting(config: Any) -> Any:
+    """Return a configuration without what is volatile in it, at any depth.
+
+    Another version of the engine, or the same checkpoint in another place, has the same KV."""
+    if isinstance(config, Mapping):
+        return {name: lasting(value) for name, value in config.items() if name not in VOLATILE}
+    return [lasting(one) for one in config] if isinstance(config, list | tuple) else config
 
 
 def identity_of(

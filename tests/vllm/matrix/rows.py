@@ -55,6 +55,7 @@ ROWS = (
     Row("latent attention, MLA (DeepSeek V2)", f"{FEATURES}/test_models.py", "mla"),
     Row("recurrent state: Mamba-2 (Granite 4)", f"{FEATURES}/test_models.py", "mamba"),
     Row("recurrent state: gated delta rule (Qwen3-Next)", f"{FEATURES}/test_models.py", "gdn"),
+    Row("KV of the version before; kvtier upgraded under both", f"{FEATURES}/test_upgrade.py"),
     Row(
         "multimodal inputs",
         why_not="no test yet: no image processor without torchvision in these environments",

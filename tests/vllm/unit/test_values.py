@@ -285,6 +285,8 @@ def test_model_digest_covers_weights_and_configuration(tmp_path: Path) -> None:
     first = identity.model_digest(str(tmp_path), None, {"rope": 1})
     assert first == identity.model_digest(str(tmp_path), None, {"rope": 1})
     assert first != identity.model_digest(str(tmp_path), None, {"rope": 2})
+    elsewhere = {"rope": 1, "transformers_version": "5.19.0", "_name_or_path": "/another/place"}
+    assert first == identity.model_digest(str(tmp_path), None, elsewhere)
     weights.write_bytes(len(header).to_bytes(8, "little") + header + b"abcX")
     assert first != identity.model_digest(str(tmp_path), None, {"rope": 1})
     assert identity.model_digest("nowhere", None, {}, given="ab" * 16)
