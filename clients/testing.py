@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 
 from .aio import AsyncClient
 from .errors import NOT_RUNNING, KvtierError, Unavailable
+from .fake.connector_checks import ConnectorCheck, MakeRuntime, RuntimeUnderTest, checks_of
 from .fake.link import AsyncFakeLink, FakeLink
 from .fake.server import FakeServer
 from .operations.base import ClientSettings
 from .sync import Client
 
+__all__ = ["ConnectorCheck", "FakeAppliance", "RuntimeUnderTest", "connector_checks"]
 L = TypeVar("L", bound=FakeLink)
 
 
@@ -101,6 +103,8 @@ class FakeAppliance:
 
     def evict_all(self) -> int:
         """Evict every block without a hold; return how many were evicted."""
+        with self.server.lock:
+            self.server.expire()
         before = self.num_evicted
         store = self.server.state.store
         store.make_room(store.capacity_bytes)
@@ -122,3 +126,11 @@ class FakeAppliance:
         for link in self._links:
             link.lose()
         self._links = []
+
+
+def connector_checks(make_runtime: MakeRuntime, *, block_tokens: int) -> list[ConnectorCheck]:
+    """Return checks that a runtime's adapter must pass: call each, or parametrise a test with them.
+
+    `make_runtime(make_client)` returns a fresh RuntimeUnderTest with blocks of `block_tokens` tokens; those
+    of one check have the same weights and share blocks."""
+    return checks_of(make_runtime, FakeAppliance, block_tokens)

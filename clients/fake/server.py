@@ -69,7 +69,7 @@ class FakeServer:
         self.staging_bytes = staging_bytes
         self.max_blocks_per_request = max_blocks_per_request
         self.calls: list[str] = []
-        self.failures: deque[KvtierError] = deque()
+        self.failures: deque[KvtierError | None] = deque()  # of the next calls; None: that one succeeds
         self.state = FakeState(FakeStore(capacity_bytes), epoch=1)
         self.lock = threading.RLock()  # clients are used on several threads; a call is answered whole
         self._numbers = itertools.count(1)
@@ -116,9 +116,9 @@ class FakeServer:
         handler = getattr(self, "_on" + re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", call))
         with self.lock:
             self.calls.append(call)
-            self._expire()
-            if self.failures:
-                raise self.failures.popleft()
+            self.expire()
+            if self.failures and (problem := self.failures.popleft()):
+                raise problem
             answer = handler(attachment, request)
         return answer if isinstance(answer, list) else [Answer(answer)]
 
@@ -307,7 +307,8 @@ class FakeServer:
             self.state.store.blocks[key].num_holders -= 1
         return hold is not None
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """End what is held beyond its deadline."""
         now = self.clock()
         for number in [n for n, hold in self.state.holds.items() if hold.deadline_at <= now]:
             self.let_go(number)

@@ -61,7 +61,7 @@ class KvtierCache(BaseLlamaCache):
         llm: Any,
         target: str = "",
         *,
-        block_tokens: int = 256,
+        block_tokens: int = 32,
         domain: str = "",
         weights_digest: str = "",
         variant: str = "",

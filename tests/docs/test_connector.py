@@ -2,7 +2,7 @@
 a prefill would have computed, or is not claimed. Against the fake and a real daemon."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,8 @@ import pytest
 
 from examples import connector
 from examples.connector import Request, SchedulerSide, WorkerSide
-from kvtier.clients import Client, Geometry, NamespaceIdentity, Overloaded
-from kvtier.testing import FakeAppliance
+from kvtier.clients import Client, Geometry, KvtierError, NamespaceIdentity, Overloaded
+from kvtier.testing import ConnectorCheck, FakeAppliance, connector_checks
 
 from ..daemon import Daemon
 
@@ -193,3 +193,57 @@ def test_nothing_is_held_when_all_is_done(engine: Engine) -> None:
     engine.scheduler.match(request)
     engine.scheduler.finished(request, is_last=True)
     assert request.leases == []
+
+
+class Served:
+    """The example under its engine, as the kit wants it."""
+
+    def __init__(self, make_client: Callable[[], Client]) -> None:
+        self.engine = Engine(make_client, "kit")
+
+    def serve(self, tokens: Sequence[int], session: str) -> int:
+        return self.engine.prefill(list(tokens), session)
+
+
+@pytest.mark.parametrize("check", connector_checks(Served, block_tokens=GEOMETRY.block_tokens), ids=str)
+def test_the_example_passes_the_kit(check: ConnectorCheck) -> None:
+    check()
+
+
+class Boastful(Served):
+    """Claims the last token, too."""
+
+    def serve(self, tokens: Sequence[int], session: str) -> int:
+        found = super().serve(tokens, session)
+        return len(tokens) // GEOMETRY.block_tokens * GEOMETRY.block_tokens if found else 0
+
+
+class Fragile(Served):
+    """Lets errors of its scheduler's client out."""
+
+    def __init__(self, make_client: Callable[[], Client]) -> None:
+        super().__init__(make_client)
+        self._client = make_client()
+
+    def serve(self, tokens: Sequence[int], session: str) -> int:
+        self._client.info  # noqa: B018
+        return super().serve(tokens, session)
+
+
+class Forgetful(Served):
+    """Never releases what it matched."""
+
+    def serve(self, tokens: Sequence[int], session: str) -> int:
+        self.engine.scheduler.match(Request(list(tokens), session))
+        return super().serve(tokens, session)
+
+
+@pytest.mark.parametrize("broken", [Boastful, Fragile, Forgetful])
+def test_the_kit_finds_what_is_broken(broken: type[Served]) -> None:
+    failed = 0
+    for check in connector_checks(broken, block_tokens=GEOMETRY.block_tokens):
+        try:
+            check()
+        except (AssertionError, KvtierError):
+            failed += 1
+    assert failed
