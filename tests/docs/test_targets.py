@@ -26,5 +26,5 @@ def test_what_is_no_file_is_declared_so() -> None:
 
 def test_all_tests_are_run_by_test_all() -> None:
     [everything] = re.findall(r"(?m)^EVERYTHING := (.*)$", MAKEFILE)
-    tests = {name for name in phony() if name.startswith("test")} - {"test-all"}
+    tests = {name for name in phony() if name.startswith("test")} - {"test-all", "test-matrix"}  # hours
     assert set(everything.split()) == {"check", "compiled", *tests}

@@ -46,7 +46,7 @@ def _cell(row: Row, version: str, cells: Mapping[tuple[str, str], Cell], notes: 
         return f"{NEVER_RAN} ({_note(row.why_not, notes)})"
     cell = cells.get((version, row.name))
     if cell is None:
-        return f"{NEVER_RAN} ({_note(NO_CPU_BUILD.get(version, 'not run in this session yet'), notes)})"
+        return f"{NEVER_RAN} ({_note(NO_CPU_BUILD.get(version, 'not run yet: `make test-matrix`'), notes)})"
     if cell.outcome == PASSES:
         return f"passes ({cell.num_tests})"
     return f"{cell.outcome} ({_note(cell.words, notes)})"
