@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.compression.lossless import MODEL, CodecRound, capture, code
+from bench.compression.lossless import MODEL, CodecRound, capture, code, speed_of
 from bench.machine import ROOT, describe
 from bench.peers import is_installed, python_of
 from bench.table import render
@@ -107,8 +107,8 @@ def main() -> None:
         one = {
             "ratio": fragments.nbytes / stored,
             "error": error_of(fragments, found[0].decoded),
-            "encode": max(each.encode for each in found),
-            "decode": max(each.decode for each in found),
+            "encode": speed_of([each.encode for each in found], fragments.nbytes),
+            "decode": speed_of([each.decode for each in found], fragments.nbytes),
         }
         rows.append(row(name, one, theirs))
     print(render(HEADER, rows))

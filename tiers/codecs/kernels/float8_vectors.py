@@ -87,7 +87,8 @@ def _codes(builder: Any, planes: list[Any], base: int, listed: Any) -> tuple[Any
 def _pack_unit(builder: Any, source: Any, target: Any, table: Any, listed: Any, mantissa: int) -> Any:
     ranks_of = load(builder, _ROW, table)
     low, count = all_lanes(_ROW, 0), _constant(0)
-    prefetch(builder, source, _BYTES_AHEAD)
+    for line in range(ROWS):
+        prefetch(builder, source, _BYTES_AHEAD + LANES * line)
     offset = LOW_BYTES
     for row in range(ROWS):
         values = load(builder, _ROW, source, LANES * row)
@@ -110,8 +111,9 @@ def _pack_unit(builder: Any, source: Any, target: Any, table: Any, listed: Any, 
 def _unpack_unit(builder: Any, source: Any, target: Any, table: Any, listed: Any, mantissa: int) -> Any:
     exponents_of = load(builder, _ROW, table)
     low, count, offset = load(builder, _ROW, source), _constant(0), LOW_BYTES
-    prefetch(builder, source, _BYTES_AHEAD)
-    prefetch(builder, target, _BYTES_AHEAD, is_write=True)
+    for line in range(ROWS):
+        prefetch(builder, source, _BYTES_AHEAD + LANES * line)
+        prefetch(builder, target, _BYTES_AHEAD + LANES * line, is_write=True)
     for row in range(ROWS):
         planes = []
         for _ in range(3 if mantissa == 2 else 4):
