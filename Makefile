@@ -38,12 +38,11 @@ $(VENV)/.ready-demo: $(VENV)/.ready requirements-demo.txt
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo
 
-# A host that is destroyed with its disk, and another one that reads what it computed; STORE=s3://... takes a real store, STORE=ceph
-# starts Ceph's gateway (tests/sources/objects/gateway.py), PICTURE=FILE.svg draws what is printed,
+# A host that is destroyed with its disk, and another one that reads what it computed; STORE=s3://... takes a real store,
 # STORE=mooncake starts a pool of three processes and kills one, STORE=mooncake://MASTER:PORT takes a running one.
 DEMO_VENV := $(if $(filter mooncake%,$(STORE)),.venv-mooncake,$(VENV))
 demo-store: $(DEMO_VENV)/.ready-demo
-	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE) $(if $(PICTURE),--picture $(PICTURE))
+	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE)
 
 # Three hosts that read from each other's memory, in network namespaces where root may make them; LINK="netem delay 5ms
 # loss 1%" takes other words of `tc qdisc`.
