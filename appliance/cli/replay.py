@@ -197,11 +197,11 @@ def replay(
             raise ValueError("--object is what lies under --tiers; name them, too")
         else:
             setups = _untimed_setups(policies, capacity, trace, shape)
-        fleets = fleet_setups(num_hosts, routes, network, setups, chart)
+        fleets = fleet_setups(num_hosts, routes, network, setups)
     except (ValueError, UnknownPolicy, SettingsError) as error:
         raise click.UsageError(str(error)) from error
     if fleets:
-        return replay_fleet(trace, setups[0], fleets, speeds, as_json)
+        return replay_fleet(trace, setups[0], fleets, speeds, as_json, chart)
     return _report(trace, run(trace, setups, jobs, speeds), as_json, chart)
 
 

@@ -10,7 +10,9 @@ from rich.table import Table
 
 from ..config.units import about_bytes, about_duration, parse_bytes, parse_duration
 from ..core.copying.source_speed import HOST_LATENCY_S
+from ..observability.pictures import CannotDraw
 from ..replay.fleet import ROUTES, FleetOutcome, FleetReplay, FleetSetup
+from ..replay.fleet_chart import write_fleet_chart
 from ..replay.setups import Setup
 from ..replay.traces import Trace
 from ..replay.virtual import EdgeSpeed
@@ -25,7 +27,6 @@ def fleet_setups(
     routes: Sequence[str],
     network: str | None,
     setups: Sequence[Setup],
-    chart: Path | None,
 ) -> list[FleetSetup]:
     """Return a fleet for each route; none without `--hosts`. Raises ValueError for what does not fit it."""
     if num_hosts is None:
@@ -34,8 +35,6 @@ def fleet_setups(
         return []
     if len(setups) != 1 or not setups[0].is_timed or setups[0].store is not None:
         raise ValueError("--hosts takes one --tiers and one --policy; it is not replayed with --object yet")
-    if chart is not None:
-        raise ValueError("--hosts prints a table or JSON and draws no --chart")
     speed = None
     if network is not None:
         bandwidth, _, latency = network.partition("@")
@@ -52,6 +51,7 @@ def replay_fleet(
     fleets: Sequence[FleetSetup],
     speeds: Mapping[str, EdgeSpeed],
     as_json: bool,
+    chart: Path | None,
 ) -> None:
     """Replay on each fleet, one after the other, and print what they did. Raises Failed."""
     began_at = time.monotonic()
@@ -69,6 +69,11 @@ def replay_fleet(
         console().print(
             f"{trace.num_requests:,} requests; {about_duration(run_s)}, {about_bytes(peak_bytes)} at most"
         )
+    if chart is not None:
+        try:
+            write_fleet_chart(chart, trace.name, outcomes)
+        except (CannotDraw, OSError) as error:
+            raise Failed(f"{chart} was not drawn: {error}") from error
     if any(outcome.problems for outcome in outcomes):
         raise Failed("the audit after the replay found problems; that is a defect, please report it")
 

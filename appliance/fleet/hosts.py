@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from ...sources.peers.connection import break_off, is_quiet
-from ...sources.peers.inventory import NAME_BYTES, HostInventory
+from ...sources.peers.inventory import NAME_BYTES, HostInventory, short_names
 from ...v1 import peer_pb2 as pb
 from ...v1.peer_pb2_grpc import PeerServiceStub
 from ...v1.types_pb2 import HostLoad
@@ -169,6 +169,11 @@ class Hosts:
             if host.may_fetch(now) and host.inventory.has_all(digest, names)
         ]
         return sorted(found, key=lambda one: (one.num_fetches, one.load.num_tickets, -one.bytes_per_s))
+
+    def num_held(self, digest: bytes, names: Sequence[bytes]) -> int:
+        """Return how many of `names` any live host says it holds."""
+        packed = short_names(names)
+        return sum(map(any, zip(*(host.inventory.has(digest, packed) for host in self.live()), strict=True)))
 
     # ------------------------------------------------------------------------------------- streams
 

@@ -64,6 +64,7 @@ class Snapshots:
             "tiers": self._tiers(statistics),
             "writes": view.writes(),
             "source": view.source_status(),
+            "fleet": view.fleet.summary() if view.fleet is not None else None,
             "edges": self._edges(),
             "totals": {**asked(view.telemetry.total), "evicted": sum(view.events.num_removed.values())},
             "prefetch": {

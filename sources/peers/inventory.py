@@ -118,6 +118,12 @@ class HostInventory:
         on_disk.change(taken[is_on_disk].tobytes(), True)
         return [one for one in (names, on_disk) if one.is_to_be_merged]
 
+    def has(self, digest: bytes, packed: bytes) -> list[bool]:
+        """Return for each packed short name whether the host says it holds the block."""
+        known = self._of.get(digest)
+        names = unpack_names(packed)
+        return known.has(names) if known is not None else [False] * len(names)
+
     def prefix(self, digest: bytes, names: Sequence[bytes]) -> int:
         """Return how many names, from the first one on, the host says it holds."""
         known = self._of.get(digest)

@@ -1,5 +1,6 @@
 """Hosts that fetch from each other: what one computed another reads from its memory, the same bytes."""
 
+import json
 import os
 import socket
 import ssl
@@ -12,7 +13,8 @@ import pytest
 
 from kvtier.appliance.errors import DETAIL_KEY
 from kvtier.clients import NamespaceIdentity
-from kvtier.v1 import peer_pb2, types_pb2
+from kvtier.v1 import admin_pb2, peer_pb2, types_pb2
+from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
 from ..security.certificates import Authority, Pair
@@ -139,3 +141,45 @@ def test_hosts_with_another_namespace_tell_each_other_nothing(tmp_path: Path) ->
         assert second.read(1) == 0
         second.register(other)
         until(lambda: second.read(1, other) == CHAIN_BLOCKS)
+
+
+def test_the_page_is_told_who_holds_what_and_what_flowed(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2) as (first, second):
+        first.put(1)
+        until(lambda: second.read(1) == CHAIN_BLOCKS)
+        first.put(2)
+        until(lambda: sum(one["num_blocks"] for one in fleet_of(second)["hosts"]) == 2 * CHAIN_BLOCKS)
+        until(lambda: sum(one["num_blocks"] for one in fleet_of(first)["hosts"]) == CHAIN_BLOCKS)
+        there, here = fleet_of(first), fleet_of(second)
+        assert (there["held_twice"], here["held_twice"]) == (0.5, 1.0)
+        assert there["sent_bytes"] == here["received_bytes"] == CHAIN_BLOCKS * GEOMETRY.block_bytes
+        [host] = [one for one in here["hosts"] if one["state"] != "self"]
+        assert (host["address"], host["state"], host["received_bytes"]) == (
+            first.address,
+            "live",
+            here["received_bytes"],
+        )
+        assert host["bytes_per_s"] > 0
+        assert first.daemon.stop() == 0
+        until(lambda: [one["state"] for one in fleet_of(second)["hosts"]].count("down") == 1)
+        assert fleet_of(second)["held_twice"] == 0.0
+
+
+def fleet_of(host: Host) -> dict[str, Any]:
+    """Return what the page draws of the fleet."""
+    with grpc.insecure_channel(host.daemon.target) as channel:
+        answer = AdminServiceStub(channel).GetSnapshot(admin_pb2.GetSnapshotRequest(), timeout=60)
+    found: dict[str, Any] = json.loads(answer.json)["fleet"]
+    return found
+
+
+def test_a_host_sends_no_more_than_its_limit_and_says_no_above_it(tmp_path: Path) -> None:
+    """The chain is some 60 s of the limit: the first ticket goes, the next ones are refused."""
+    limit = CHAIN_BLOCKS * GEOMETRY.block_bytes // 60
+    with fleet(tmp_path, 2, peers__send_limit=f"{limit}B") as (first, second):
+        first.put(1)
+        until(lambda: second.read(1) > 0)
+        until(lambda: first.counter("peer_tickets_refused") > 0)
+        sent = first.counter("peer_bytes_sent")
+        assert 0 < sent < CHAIN_BLOCKS * GEOMETRY.block_bytes
+        assert second.counter("peer_bytes_received") == sent

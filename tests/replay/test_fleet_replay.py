@@ -125,6 +125,10 @@ def test_the_command_prints_a_row_for_each_route(tmp_path: Path) -> None:
     assert all(route in printed.output for route in ROUTES)
     run = CliRunner().invoke(cli, [*words, "--route", "rank", "--network", "2GB/s@5ms", "--json"])
     [row] = json.loads(run.stdout)["fleets"]
+    picture = tmp_path / "fleet.svg"
+    drawn = CliRunner().invoke(cli, [*words, "--route", "rank", "--route", "sticky", "--chart", str(picture)])
+    assert drawn.exit_code == 0, drawn.output
+    assert all(f">{name}, 3 hosts<" in picture.read_text() for name in ("rank", "sticky"))
     assert (row["route"], row["num_hosts"], row["problems"]) == ("rank", 3, [])
     for more, fix in (
         (["--network", "0B/s"], "no bandwidth"),

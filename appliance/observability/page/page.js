@@ -6,6 +6,7 @@
 
 import { drawHistory, sampleAt } from "./chart.js";
 import { drawTiers, flow } from "./drawing.js";
+import { drawFleet } from "./fleet.js";
 import { KEPT, joined, know } from "./lately.js";
 import { put } from "./nodes.js";
 import * as panels from "./panels.js";
@@ -51,6 +52,7 @@ function draw() {
   panels.drawDecisions(snapshot.decisions, snapshot.uptime_s);
   panels.drawPrefetch(snapshot.prefetch, snapshot.policy);
   drawSource(snapshot.source);
+  drawFleet(snapshot.fleet);
   panels.drawCodecs(snapshot.codecs, snapshot.tiers);
   panels.drawPolicy(snapshot.policy);
   panels.drawEdges(snapshot.edges, history);

@@ -14,7 +14,7 @@ from kvtier.appliance.observability.web import PAGE
 from ...generated import ROOT
 from .conftest import Start
 
-MAX_BYTES = 62_000
+MAX_BYTES = 64_000
 FILES = {path.name: path.read_text() for path in sorted(PAGE.iterdir())}
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 HTML, CSS = FILES["index.html"], FILES["page.css"]
@@ -23,9 +23,11 @@ NAMED = {"session": {"name"}, "decision": {"block", "next_block"}}  # with obser
 #: What a variable of this name stands for, in every script.
 MEANT: dict[str, dict[str, Any]] = {
     **{
-        key: VALUE[key] for key in ("totals", "prefetch", "counts", "sessions", "history", "policy", "source")
+        key: VALUE[key]
+        for key in ("totals", "prefetch", "counts", "sessions", "history", "policy", "source", "fleet")
     },
     "snapshot": VALUE,
+    "host": VALUE["fleet"]["hosts"][0],
     "tier": VALUE["tiers"][0],
     "edge": VALUE["edges"][0],
     "codec": VALUE["codecs"][0],
