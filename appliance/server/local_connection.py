@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 NAMES = {method: "".join(map(str.capitalize, method.name.split("_"))) for method in Method}
 
-RECEIVE_BYTES = 64 << 10  # of 256 KiB, which malloc maps and unmaps each time, a receive took 12 us, not 1
+RECEIVE_BYTES = 64 << 10  # malloc may map and unmap larger ones each time: 12 us in a new process, not 1
 MAX_UNSENT_BYTES = 2 * MAX_PAYLOAD_BYTES
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _SO_PEERPIDFD = 77  # Linux 6.5; the socket module has no name for it
