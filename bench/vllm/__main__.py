@@ -14,15 +14,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.vllm import new_host, overhead, recovery, ttft
+from bench.vllm import fleet, new_host, overhead, recovery, ttft
 from bench.vllm.measure import machine
 from bench.vllm.priority import use_priority
+from examples.network import LINK
 
 TITLES = {
     "ttft": "ttft: seconds to the first token of a stored prompt (mid: 143 M parameters, bfloat16)",
     "overhead": "overhead: a workload in which nothing repeats (mid)",
     "recovery": "recovery: the appliance is lost under load (mid)",
     "store": "store: seconds to the first token on a new host, the first is gone with its disk (mid)",
+    "fleet": "fleet: seconds to the first token of what another host computed, in namespaces (mid)",
 }
 RUN: dict[str, Callable[[argparse.Namespace], list[Any]]] = {
     "ttft": lambda args: ttft.run(args.quick, args.rounds, args.store or ttft.STORES),
@@ -31,12 +33,14 @@ RUN: dict[str, Callable[[argparse.Namespace], list[Any]]] = {
     ),
     "recovery": lambda args: recovery.run(args.quick),
     "store": lambda args: new_host.run(args.quick, args.rounds, args.gateway),
+    "fleet": lambda args: fleet.run(args.quick, args.rounds, args.link),
 }
 REPORT: dict[str, Callable[[Any], str]] = {
     "ttft": ttft.report,
     "overhead": overhead.report,
     "recovery": recovery.report,
     "store": new_host.report,
+    "fleet": fleet.report,
 }
 
 
@@ -81,6 +85,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--gateway",
         action="store_true",
         help="store: from Ceph's S3 gateway, started for it; default: a folder",
+    )
+    parser.add_argument(
+        "--link", default=LINK, help="fleet: the network of each host, in words of `tc qdisc`"
     )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     args = parser.parse_args(arguments)

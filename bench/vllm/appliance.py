@@ -27,9 +27,15 @@ class ApplianceProcess:
     """`kvtier serve` with a DRAM tier and, unless `nvme` is empty, an NVMe tier, in a folder of its own."""
 
     def __init__(
-        self, dram: str = "256MiB", nvme: str = "4GiB", settings: tuple[str, ...] = (), address: str = ""
+        self,
+        dram: str = "256MiB",
+        nvme: str = "4GiB",
+        settings: tuple[str, ...] = (),
+        address: str = "",
+        prefix: tuple[str, ...] = (),
     ) -> None:
-        """`address`: where it listens beside its socket, host:port."""
+        """`address`: where it listens beside its socket, host:port; `prefix`: of the command, such as into a
+        namespace."""
         self.folder = Path(tempfile.mkdtemp(prefix="kvtier-vllm-"))
         self.target = f"unix://{self.folder}/kvtier.sock"
         self.log = self.folder / "daemon.log"
@@ -37,7 +43,8 @@ class ApplianceProcess:
         if nvme:
             chosen += [f"tiers.nvme.path={self.folder}/nvme", f"tiers.nvme.capacity={nvme}", NO_SYNC]
             (self.folder / "nvme").mkdir()
-        self._command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
+        self._command = [*prefix, sys.executable, "-m", "kvtier.appliance.cli", "serve"]
+        self._command += ["--listen", self.target]
         if address:
             self._command += ["--listen", address]
         for setting in chosen:

@@ -2,12 +2,11 @@
 
 Three daemons in network namespaces, over links like LINK (examples/network.py), each beside a real engine.
 The first host computes each prompt (`computed`) and answers it again from vLLM's own cache (`own cache`),
-whose answer of eight tokens with log-probabilities is the one that all others must give, bit for bit. The
+an answer of eight tokens with log-probabilities, which all others must give, bit for bit. The
 second host reads the prompt from the first one's memory (`other host`), and once more from its own (`own
 memory`). Then the first daemon is killed, and the third host reads from the second (`after a kill`).
 
-vLLM's own NixlConnector and P2P tier are not beside it: the first needs a device or NIXL's CUDA wheels, the
-second moves between pools that the engine for processors does not have.
+vLLM's own NixlConnector and P2P tier were not tried beside it.
 """
 
 from __future__ import annotations
