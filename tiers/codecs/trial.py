@@ -21,7 +21,7 @@ def trial_payload(shape: Shape, seed: int = 0) -> memoryview:
         case "float8_e5m2":
             return memoryview((values.astype(np.float16).view(np.uint16) >> 8).astype(np.uint8).tobytes())
         case _:
-            return memoryview(np.clip(values * 32, -127, 127).astype(np.int8).tobytes())
+            return memoryview(np.clip(values * 16, -127, 127).astype(np.int8).tobytes())
 
 
 def e4m3_of(values: NDArray[np.float32]) -> NDArray[np.uint8]:
