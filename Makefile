@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-helm image test-image test-web compiled test-python test-native litmus pictures first-hour check bench proto sim docs docs-site dist clean
+.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-helm image test-image test-web compiled test-python test-native litmus pictures first-hour check bench proto sim docs docs-site dist test-directories clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -62,13 +62,19 @@ $(AZURITE)/.installed: $(VENV)/.ready
 test-azure: $(AZURITE)/.installed
 	$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-k azure tests/contracts/test_object_stores.py tests/sources/objects/test_clouds.py)
 
+# Directories of a fleet, which are killed, stopped, flushed and filled: Redis and etcd of Debian, installed where root may.
+DIRECTORY_PACKAGES := redis-server redis-sentinel etcd-server etcd-client
+test-directories: $(VENV)/.ready
+	$(BIN)/python -m tests.sources.directories.installing $(DIRECTORY_PACKAGES)
+	KVTIER_DIRECTORY_FAULTS=1 $(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),tests/contracts/test_directories.py tests/contracts/test_finding.py tests/e2e/test_directory.py)
+
 # Two workers, each with whole files and ports of its own (tests/ports.py); ARGS=... takes the place of that.
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
 # Everything there is, one after the other; goes on after a failure. As root, with the tools that `make test-web` and
 # `make test-image` need; BASE=... as for `make image`.
-EVERYTHING := check test test-vllm test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
+EVERYTHING := check test test-vllm test-lmcache test-llamacpp test-dynamo test-mooncake test-directories test-gateway test-azure test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
 test-all:
 	$(MAKE) --no-print-directory --keep-going $(EVERYTHING)
 

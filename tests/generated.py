@@ -54,25 +54,30 @@ def wire_stubs() -> Iterator[tuple[Path, bytes]]:
     """Yield (path, content) of the Python modules and typed stubs of every .proto file."""
     # protoc looks for the mypy plug-ins on PATH; they are installed beside this interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    services = "--grpc_python_out={}", "--mypy_grpc_out=quiet:{}"
+    yield from _stubs("kvtier/v1", PROTO / "kvtier" / "v1", *services)
+    yield from _stubs("etcd", ROOT / "sources" / "directories")  # messages only: it is not our service
+
+
+def _stubs(folder: str, into: Path, *more: str) -> Iterator[tuple[Path, bytes]]:
+    """Yield what protoc makes of the .proto files in a folder, with further outputs; `{}`: their folder."""
     with tempfile.TemporaryDirectory() as out:
-        names = sorted(str(p.relative_to(PROTO)) for p in PROTO.glob("kvtier/v1/*.proto"))
         arguments = [
             "protoc",
             f"--proto_path={PROTO}",
             f"--proto_path={Path(grpc_tools.__file__).parent / '_proto'}",
             f"--python_out={out}",
-            f"--grpc_python_out={out}",
             f"--mypy_out=quiet:{out}",
-            f"--mypy_grpc_out=quiet:{out}",
-            *names,
+            *(one.format(out) for one in more),
+            *sorted(str(p.relative_to(PROTO)) for p in PROTO.glob(f"{folder}/*.proto")),
         ]
         if protoc.main(arguments) != 0:
             raise SystemExit("protoc refused the .proto files; its message is above")
-        for made in sorted(Path(out).glob("kvtier/v1/*")):
+        for made in sorted(Path(out).glob(f"{folder}/*")):
             content = made.read_bytes()
             for pattern, stamp in STAMPS:
                 content = re.sub(pattern, stamp, content)
-            yield PROTO / "kvtier" / "v1" / made.name, content
+            yield into / made.name, content
 
 
 def state_diagram() -> Iterator[tuple[Path, bytes]]:

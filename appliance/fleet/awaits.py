@@ -17,7 +17,8 @@ from ...sources.peers.inventory import short_names
 from ...v1 import peer_pb2 as pb
 from ..core.events import BlocksTold, Event
 from ..core.instructions import AwaitBlocks, StopAwaiting
-from .hosts import FleetHost, Hosts
+from .finding import KnownHosts
+from .fleet_host import FleetHost
 
 if TYPE_CHECKING:
     from ...v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -30,7 +31,9 @@ RETRY_S: Final = 0.01
 class Awaits:
     """Executes AwaitBlocks and StopAwaiting. Owned by the event loop."""
 
-    def __init__(self, hosts: Hosts, deliver: Callable[[Event], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, hosts: KnownHosts, deliver: Callable[[Event], None], clock: Callable[[], float]
+    ) -> None:
         self._hosts = hosts
         self._deliver = deliver
         self._clock = clock
@@ -53,7 +56,7 @@ class Awaits:
 
     async def _follow(self, work: AwaitBlocks) -> None:
         """Pass on what a host tells, until it has told of all blocks, is gone, or time is over."""
-        host, told = self._hosts.by_address.get(work.source), 0
+        host, told = self._hosts.at(work.source), 0
         if host is not None and host.is_live:
             epoch = host.epoch
             while host.is_live and host.epoch == epoch and host.stub is not None:

@@ -1,26 +1,47 @@
 """Fleet: the parts of this host's side of a fleet, started and stopped together."""
 
 import asyncio
+import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
+from ... import __version__
+from ...sources.directories.addresses import DirectoryError, parse_address
+from ...sources.directories.opening import open_directory, open_index
+from ...sources.directories.records import HostRecord
+from ...sources.directories.redis_index import HolderIndex
 from ...tiers.block import Tier
 from ...tiers.memory.engine import ExtentEngine
 from ...v1.addresses import socket_path
 from ..appliance import Appliance
 from ..config import Settings
 from ..core.planner import Planner
+from ..errors import StartError
 from .awaits import Awaits
 from .data_listener import DataListener
 from .fleet_tls import FleetTls
 from .hosts import Hosts
+from .index import IndexedHosts
+from .index_writer import HoldingsWriter
+from .meeting import Meeting, own_address
 from .members import FleetMembers
 from .peer_edge import PeerEdge
 from .tickets import PeerService
 
 NUM_LOOKED_AT: Final = 256  # blocks, in 64 inventories 2 ms
+
+
+@contextmanager
+def started() -> Iterator[None]:
+    """Turn what a directory raises inside into a StartError."""
+    try:
+        yield
+    except DirectoryError as problem:
+        raise StartError(f"peers.directory.url: {problem}") from problem
 
 
 class Fleet:
@@ -40,34 +61,95 @@ class Fleet:
         self._tls = FleetTls(tls, peers.certificate_name) if tls is not None else None
         self._namespaces = planner.catalog.namespaces
         self._tier_of = planner.catalog.tier_of
-        self.hosts = Hosts(epoch, self._tls, self._digests, lambda: self.edge.hosts_changed())
+        self._epoch = epoch
+        self.meeting = self._open_meeting() if peers.directory.url else None
+        self.index = self._open_index() if peers.directory.index else None
+        self.hosts: Hosts | IndexedHosts
+        if self.index is not None:
+            self.hosts = self._indexed_hosts(self.index)
+        else:
+            self.hosts = Hosts(epoch, self._tls, self._digests, lambda: self.edge.hosts_changed())
+            self._members = FleetMembers(peers.hosts, self.hosts.set_members)
         self.edge = PeerEdge(self.hosts, engines, appliance.step, appliance.clock, self._tls)
         self.awaits = Awaits(self.hosts, appliance.step, appliance.clock)
-        self._epoch = epoch
-        self._members = FleetMembers(peers.hosts, self.hosts.set_members)
-        self._running: asyncio.Task[None] | None = None
+        self.writer: HoldingsWriter | None = None
+        self._running: list[asyncio.Task[None]] = []
         self._listener: DataListener | None = None
         self._service: PeerService | None = None
 
     def _digests(self) -> frozenset[bytes]:
         return frozenset(one.identity.digest for one in self._namespaces.values())
 
+    def _open_meeting(self) -> Meeting:
+        """Return what enters this host into the directory. Raises StartError."""
+        peers, address = self._settings.peers, parse_address(self._settings.peers.directory.url)
+        with started():
+            directory = open_directory(address, peers.directory.access)
+        own = HostRecord(self._epoch, "", socket.gethostname()[:64], __version__)
+        where = partial(own_address, self._tcp, peers.address, address.nodes[0])
+        return Meeting(directory, own, where, self._met)
+
+    def _open_index(self) -> HolderIndex:
+        """Return where hosts say what they hold. Raises StartError."""
+        directory = self._settings.peers.directory
+        with started():
+            return open_index(parse_address(directory.url), directory.access)
+
+    def _indexed_hosts(self, index: HolderIndex) -> IndexedHosts:
+        """Return the hosts of the directory, and what the index says of them."""
+        assert self.meeting is not None
+        meeting, clock = self.meeting, self._appliance.clock
+        hosts = IndexedHosts(index, self._tls, lambda: self.edge.hosts_changed(), meeting.hurry, clock)
+
+        def met(is_new: bool) -> None:
+            if is_new and self.writer is not None:
+                self.writer.begin_again()
+            hosts.show_own(meeting.own)
+            hosts.directory_answers()
+
+        meeting.met = met
+        return hosts
+
+    def _met(self, lives: Mapping[int, HostRecord]) -> None:
+        if isinstance(self.hosts, IndexedHosts):
+            self.hosts.set_lives(lives)
+        else:
+            self._members.set_met(record.address for record in lives.values())
+
+    @property
+    def _tcp(self) -> str:
+        """Return the address on which other hosts call this one, as it is set."""
+        return next(one for one in self._settings.listen if socket_path(one) is None)
+
     def start(self, service: PeerService) -> None:
         """Accept data connections for tickets of `service`, and find the other hosts. Raises StartError."""
-        tcp = next(one for one in self._settings.listen if socket_path(one) is None)
-        host, port = tcp.rpartition(":")[0].strip("[]"), self._settings.peers.data_port
+        host, port = self._tcp.rpartition(":")[0].strip("[]"), self._settings.peers.data_port
         self._service = service
         self._listener = DataListener(host, port, service, self._tls, self._appliance.clock)
-        self._running = asyncio.get_running_loop().create_task(self._members.run())
+        create_task = asyncio.get_running_loop().create_task
+        if self.index is not None:
+            holdings = service.holdings
+            self.writer = HoldingsWriter(
+                self.index, self._epoch, lambda: holdings.watch(None, in_bundles=True)
+            )
+            self._running.append(create_task(self.writer.run()))
+        else:
+            self._running.append(create_task(self._members.run()))
+        if self.meeting is not None:
+            self._running.append(create_task(self.meeting.run()))
 
     async def stop(self) -> None:
         """End every connection; nothing is read from or written to memory afterwards. Idempotent."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        if self.meeting is not None:
+            await self.meeting.stop()
         await self.hosts.stop()
         await self.awaits.stop()
         await self.edge.stop()
+        if self.index is not None:
+            await self.index.close()
         if self._listener is not None:
             await self._listener.stop()
 
@@ -77,7 +159,7 @@ class Fleet:
         Empty for this host, None where there is none."""
         if epoch == self._epoch or not (name or epoch):
             return ""
-        for host in self.hosts.by_address.values():
+        for host in self.hosts.all():
             if name and name not in (host.address, host.name):
                 continue
             if host.is_self and epoch in (0, self._epoch):
@@ -89,7 +171,10 @@ class Fleet:
     @property
     def counters(self) -> Counter[str]:
         """Return what was counted on both sides, by name."""
-        return self.edge.counters + (self._service.counters if self._service is not None else Counter())
+        counters = Counter(self.edge.counters)
+        for part in (self._service, self.meeting, self.writer):
+            counters += part.counters if part is not None else Counter()
+        return counters + (self.hosts.counters if isinstance(self.hosts, IndexedHosts) else Counter())
 
     def summary(self) -> dict[str, Any]:
         """Return the hosts, what flowed, and what is held twice: `fleet` of docs/web-api.md."""
@@ -110,6 +195,8 @@ class Fleet:
         """Return the share of the blocks here that another host says it holds; None without any.
 
         Of NUM_LOOKED_AT that stand anywhere: comparing all takes a second for a million blocks."""
+        if isinstance(self.hosts, IndexedHosts):
+            return None  # it is not known here
         num_held = num_twice = 0
         for namespace in self._namespaces.values():
             rows = islice(namespace.rows.items(), NUM_LOOKED_AT - num_held)
@@ -136,5 +223,5 @@ class Fleet:
                 "max_tickets": host.load.max_tickets,
                 "counters": dict(host.counters),
             }
-            for _, host in sorted(self.hosts.by_address.items())
+            for host in sorted(self.hosts.all(), key=lambda host: host.address)
         ]

@@ -5,9 +5,10 @@ It finds that the ring has moved on, and gets a snapshot anew. Nothing is kept f
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from ...sources.objects.limits import blocks_per_bundle
 from ...sources.peers.inventory import short_names
 from ...tiers.block import Tier
 from ...v1 import peer_pb2 as pb
@@ -46,9 +47,14 @@ class Holdings:
         self.num_watchers = 0
         self.num_resets = 0  # of hosts that read too slowly
 
-    async def watch(self, digests: Iterable[bytes]) -> AsyncIterator[pb.WatchInventoryResponse]:
-        """Yield a snapshot of the namespaces with these digests, then changes, until the log is closed."""
-        wanted = frozenset(digests)
+    async def watch(
+        self, digests: Iterable[bytes] | None, *, in_bundles: bool = False
+    ) -> AsyncGenerator[pb.WatchInventoryResponse, None]:
+        """Yield a snapshot of the namespaces with these digests, then changes, until the log is closed.
+
+        None: of all namespaces. `in_bundles`: of each bundle its last block only, which is the bundle's name;
+        of what is gone every block is told."""
+        wanted = frozenset(digests) if digests is not None else None
         told: dict[int, bytes] = {}  # namespaces of which a snapshot was sent
         seen, is_reset, beat_at = self._events.last_sequence, True, 0.0
         clock = asyncio.get_running_loop().time
@@ -58,11 +64,11 @@ class Holdings:
                 new = {
                     number: namespace.identity.digest
                     for number, namespace in self._catalog.namespaces.items()
-                    if number not in told and namespace.identity.digest in wanted
+                    if number not in told and (wanted is None or namespace.identity.digest in wanted)
                 }
                 if new or is_reset:
                     told.update(new)
-                    async for message in self._snapshot(new, is_reset):
+                    async for message in self._snapshot(new, is_reset, in_bundles):
                         yield message
                     is_reset, beat_at = False, clock() + HEARTBEAT_S
                 while seen < self._events.last_sequence and not is_reset:
@@ -71,7 +77,7 @@ class Holdings:
                         told, is_reset, seen = {}, True, self._events.last_sequence
                         self.num_resets += 1
                         break
-                    seen, changes = self._changes(newer, told)
+                    seen, changes = self._changes(newer, told, in_bundles)
                     if changes:
                         yield self._message(changes)
                         beat_at = clock() + HEARTBEAT_S
@@ -106,14 +112,14 @@ class Holdings:
                 return  # the daemon stops
 
     async def _snapshot(
-        self, namespaces: Mapping[int, bytes], is_reset: bool
+        self, namespaces: Mapping[int, bytes], is_reset: bool, in_bundles: bool
     ) -> AsyncIterator[pb.WatchInventoryResponse]:
         first = self._message([])
         first.is_reset = is_reset
         yield first
         for number, digest in namespaces.items():
             chunk: dict[bytes, Tier] = {}
-            for names in self._names(number):
+            for names in self._names(number, in_bundles):
                 chunk |= names
                 if len(chunk) >= CHUNK_NAMES:
                     yield self._message([self._change(digest, chunk)])
@@ -125,24 +131,33 @@ class Holdings:
         last.is_complete = True
         yield last
 
-    def _names(self, number: int) -> Iterator[dict[bytes, Tier]]:
+    def _names(self, number: int, in_bundles: bool) -> Iterator[dict[bytes, Tier]]:
         """Yield the blocks of a namespace that can be read and their tiers, STEP_NAMES looked at a time."""
         namespace = self._catalog.namespaces[number]
+        size = blocks_per_bundle(namespace.identity.geometry) if in_bundles else 1
         for shard in namespace.rows.shards:
             items = list(shard.items())
             for start in range(0, len(items), STEP_NAMES):
                 part = items[start : start + STEP_NAMES]
                 if number not in self._catalog.namespaces:
                     return
-                present = {name: self._tier(row) for name, row in part if shard.get(name) == row}
+                present = {
+                    name: self._tier(row)
+                    for name, row in part
+                    if shard.get(name) == row and self._is_end(row, size)
+                }
                 yield {name: tier for name, tier in present.items() if tier is not None}
+
+    def _is_end(self, row: int, size: int) -> bool:
+        """Return whether a block is the last one of a bundle of `size` blocks, or gone."""
+        return size == 1 or row < 0 or self._catalog.position[row] % size == size - 1
 
     def _tier(self, row: int) -> Tier | None:
         """Return the slowest tier that reading a block involves; None where it cannot be read."""
         return self._catalog.tier_of(row) if row >= 0 else None
 
     def _changes(
-        self, events: Iterable[BlockEvent], told: Mapping[int, bytes]
+        self, events: Iterable[BlockEvent], told: Mapping[int, bytes], in_bundles: bool
     ) -> tuple[int, list[pb.InventoryChange]]:
         """Return the number of the last event that was looked at, and what events changed, as it is now."""
         there: dict[int, dict[bytes, Tier | None]] = {}
@@ -152,9 +167,11 @@ class Holdings:
             if event.namespace_id in told:
                 namespace = self._catalog.namespaces.get(event.namespace_id)
                 of = there.setdefault(event.namespace_id, {})
+                size = blocks_per_bundle(namespace.identity.geometry) if namespace and in_bundles else 1
                 for name in event.prefix_hashes:
                     row = NO_ROW if namespace is None else namespace.rows.get(name, NO_ROW)
-                    of[name] = self._tier(row)
+                    if self._is_end(row, size):
+                        of[name] = self._tier(row)
                 num_names += len(event.prefix_hashes)
                 if num_names >= STEP_NAMES:
                     break

@@ -8,18 +8,16 @@ import asyncio
 import logging
 import random
 import socket
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from ...sources.peers.connection import break_off, is_quiet
 from ...sources.peers.inventory import NAME_BYTES, HostInventory, short_names
 from ...v1 import peer_pb2 as pb
 from ...v1.peer_pb2_grpc import PeerServiceStub
-from ...v1.types_pb2 import HostLoad
+from .finding import ChainPart, Held
+from .fleet_host import FleetHost, open_channel
 from .fleet_tls import FleetTls
 
 if TYPE_CHECKING:
@@ -29,87 +27,11 @@ log = logging.getLogger(__name__)
 
 SILENCE_S: Final = 3.0
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-MAX_IDLE: Final = 4  # data connections kept for the next fetch, of each host
-MAX_FETCHES: Final = 4  # from one host at a time
-DISTRUST_S: Final = 60.0  # for which a host that sent other bytes than it announced is not asked
-PAUSE_S: Final = 1.0  # for which a host that refused or failed is not asked
-MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_HOST_NAME: Final = 64
 #: In one message; what an honest host sends is shorter (holdings.py). Half a million took 170 ms of the loop.
 MAX_NAMES_AT_ONCE: Final = 20_480
 #: For which nothing more is read from a host, of each message and each name in it: five times what it costs.
 MESSAGE_PAUSE_S, NAME_PAUSE_S = 5e-4, 1e-6
-WEIGHT: Final = 0.3  # of the latest fetch in a host's speed
-
-
-class FleetHost:
-    """One other host. Owned by the event loop, but for `take_idle` and `give_idle`."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.name = ""
-        self.epoch = 0
-        self.is_live = False
-        self.is_self = False
-        self.problem = ""  # why it is not live
-        self.inventory = HostInventory()
-        self.load = HostLoad()
-        self.tells_tiers = False
-        self.num_fetches = 0  # under way, and waiting for their turn
-        self.turns = asyncio.Semaphore(MAX_FETCHES)
-        self.pause_until = 0.0
-        self.bytes_per_s = 0.0  # of the latest fetches; 0: there was none
-        self.counters: Counter[str] = Counter()
-        self.stub: PeerServiceAsyncStub | None = None
-        self._idle: list[socket.socket] = []
-        self._lock = threading.Lock()
-
-    @property
-    def ip(self) -> str:
-        """Return the host of its address."""
-        return self.address.rpartition(":")[0].strip("[]")
-
-    def may_fetch(self, now: float) -> bool:
-        """Return whether it may be asked for blocks now."""
-        return self.is_live and now >= self.pause_until
-
-    def pause(self, until: float) -> None:
-        """Do not ask for blocks for a while."""
-        self.pause_until = max(self.pause_until, until)
-
-    def measured(self, num_bytes: int, took_s: float) -> None:
-        """Take in how quick a fetch was."""
-        speed = num_bytes / max(took_s, 1e-6)
-        self.bytes_per_s = speed if not self.bytes_per_s else (1 - WEIGHT) * self.bytes_per_s + WEIGHT * speed
-
-    def take_idle(self) -> socket.socket | None:
-        """Return an open data connection; None when there is none."""
-        with self._lock:
-            while self._idle:
-                connection = self._idle.pop()
-                if is_quiet(connection):
-                    return connection
-                connection.close()
-        return None
-
-    def give_idle(self, connection: socket.socket) -> None:
-        """Keep a data connection for the next fetch."""
-        with self._lock:
-            if self.is_live and len(self._idle) < MAX_IDLE and is_quiet(connection):
-                self._idle.append(connection)
-                return
-        break_off(connection)
-
-    def forget(self, problem: str) -> None:
-        """Forget what it held, and close what is idle."""
-        if self.is_live:
-            self.counters["lost"] += 1
-        self.is_live, self.problem = False, problem
-        self.inventory, self.load = HostInventory(), HostLoad()
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
 
 
 class Hosts:
@@ -136,7 +58,8 @@ class Hosts:
         """Watch exactly the hosts at these addresses."""
         wanted = set(addresses)
         for address in self.by_address.keys() - wanted:
-            self._watching.pop(address).cancel()
+            if (watching := self._watching.pop(address, None)) is not None:
+                watching.cancel()
             self.by_address.pop(address).forget("it is no member any more")
         for address in sorted(wanted - self.by_address.keys()):
             host = self.by_address[address] = FleetHost(address)
@@ -152,23 +75,22 @@ class Hosts:
         for host in self.by_address.values():
             host.forget("this host stops")
 
+    def all(self) -> list[FleetHost]:
+        """See KnownHosts."""
+        return list(self.by_address.values())
+
     def live(self) -> list[FleetHost]:
-        """Return the hosts that can be asked."""
+        """See KnownHosts."""
         return [host for host in self.by_address.values() if host.is_live]
 
-    def best(self, digest: bytes, names: Sequence[bytes], now: float) -> int:
-        """Return how many of `names`, from the first one on, one host says it holds."""
-        asked = [host for host in self.by_address.values() if host.may_fetch(now)]
-        return max((host.inventory.prefix(digest, names) for host in asked), default=0)
+    def at(self, address: str) -> FleetHost | None:
+        """See KnownHosts."""
+        return self.by_address.get(address)
 
-    def holders(self, digest: bytes, names: Sequence[bytes], now: float) -> list[FleetHost]:
-        """Return the hosts that may be asked and say that they hold all of `names`, the least busy first."""
-        found = [
-            host
-            for host in self.by_address.values()
-            if host.may_fetch(now) and host.inventory.has_all(digest, names)
-        ]
-        return sorted(found, key=lambda one: (one.num_fetches, one.load.num_tickets, -one.bytes_per_s))
+    def find(self, part: ChainPart, answer: Callable[[Held], None]) -> None:
+        """See KnownHosts. The answer comes at once."""
+        held = ((host, host.inventory.prefix(part.digest, part.names)) for host in self.live())
+        answer({host: number for host, number in held if number})
 
     def num_held(self, digest: bytes, names: Sequence[bytes]) -> int:
         """Return how many of `names` any live host says it holds."""
@@ -182,7 +104,7 @@ class Hosts:
         retry_s = RETRY_S
         while True:
             try:
-                async with self._channel(host.address) as channel:
+                async with open_channel(host.address, self._tls) as channel:
                     host.stub = PeerServiceStub(channel)
                     await self._follow(host, host.stub)
                     retry_s = RETRY_S
@@ -198,17 +120,6 @@ class Hosts:
                 log.warning("host %s is not asked: %s", host.address, problem)
             await asyncio.sleep(retry_s * (0.5 + random.random() / 2))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        options: list[tuple[str, str | int]] = [
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ]
-        if self._tls is None:
-            return grpc.aio.insecure_channel(address, options)
-        credentials, more = self._tls.channel()
-        return grpc.aio.secure_channel(address, credentials, [*options, *more])
 
     async def _follow(self, host: FleetHost, stub: "PeerServiceAsyncStub") -> None:
         """Take in what a host says; returns when this host has other namespaces than it was asked for."""

@@ -1,4 +1,4 @@
-"""FleetMembers: the addresses of the hosts of a fleet, from a list of names and from DNS.
+"""FleetMembers: the addresses of the hosts of a fleet, from a list of names, from DNS and from a directory.
 
 Each name stands for all its addresses, so that one name of a headless service is a whole fleet. Nothing else
 is believed of them: that a host is there, and which one it is, its own stream says (hosts.py). A name that
@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -33,6 +33,7 @@ class FleetMembers:
         self._changed = changed
         self._names = [name for name in names if not _is_numeric(name)]
         self._listed = frozenset(names) - frozenset(self._names)
+        self._met: frozenset[str] = frozenset()
         self._resolved: dict[str, frozenset[str]] = {}
         self._told: frozenset[str] = frozenset()
         self._is_beyond = False  # said once, not every time
@@ -50,10 +51,15 @@ class FleetMembers:
         finally:
             lookups.shutdown(wait=False, cancel_futures=True)
 
+    def set_met(self, addresses: Iterable[str]) -> None:
+        """Take in the addresses of a directory."""
+        self._met = frozenset(addresses)
+        self._tell()
+
     def _tell(self) -> None:
-        found = self._listed.union(*self._resolved.values())
+        found = self._listed.union(self._met, *self._resolved.values())
         if (is_beyond := len(found) > MAX_ADDRESSES) and not self._is_beyond:
-            log.warning("peers.hosts: %d addresses; %d are used", len(found), MAX_ADDRESSES)
+            log.warning("peers: %d addresses; %d are used", len(found), MAX_ADDRESSES)
         self._is_beyond = is_beyond
         addresses = within_bound(self._told, found)
         if addresses != self._told:

@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import grpc
@@ -31,8 +32,9 @@ from ...v1.shm import CHECKSUM_BYTES
 from ..core.events import CopyFinished, Event, SourceChanged, SourceSearched
 from ..core.instructions import FetchBundle, SearchBundles
 from ..transfer.object_edge import ObjectEdge, Work
+from .finding import ChainPart, Held, KnownHosts
+from .fleet_host import DISTRUST_S, FleetHost
 from .fleet_tls import FleetTls
-from .hosts import DISTRUST_S, PAUSE_S, FleetHost, Hosts
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,16 @@ class Refused(Exception):
     """A host gave no ticket; the message says why."""
 
 
+class NotThere(Refused):
+    """A host does not have the blocks that it was said to hold: nothing is wrong with it."""
+
+
+def _is_silent(failure: Exception) -> bool:
+    """Return whether a host did not answer at all."""
+    silent = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
+    return isinstance(failure, grpc.aio.AioRpcError) and failure.code() in silent
+
+
 class PeerEdge:
     """Executes SearchBundles, FetchBundle and ExportBundle. Owned by the event loop.
 
@@ -60,7 +72,7 @@ class PeerEdge:
 
     def __init__(
         self,
-        hosts: Hosts,
+        hosts: KnownHosts,
         engines: Mapping[Tier, MemoryEngine],
         deliver: Callable[[Event], None],
         clock: Callable[[], float],
@@ -132,8 +144,16 @@ class PeerEdge:
 
     def _search(self, search: SearchBundles) -> None:
         """Answer from what hosts say they hold; where none has the first bundle, ask the store."""
-        digest, now = search.identity.digest, self._clock()
-        num_blocks, names = self._hosts.best(digest, search.blocks, now), search.names
+        size = blocks_per_bundle(search.identity.geometry)
+        part = ChainPart(search.identity.digest, search.blocks, search.num_here, size)
+        self._hosts.find(part, partial(self._found, search))
+
+    def _found(self, search: SearchBundles, held: Held) -> None:
+        """Answer a search, with what hosts hold of its blocks."""
+        if self._is_stopping.is_set():
+            return
+        digest, now, names = search.identity.digest, self._clock(), search.names
+        num_blocks = max((number for host, number in held.items() if host.may_fetch(now)), default=0)
         self.counters["searches_found" if num_blocks else "searches_empty"] += 1
         if num_blocks:
             num_blocks += search.num_here
@@ -166,11 +186,10 @@ class PeerEdge:
     async def _fetch(self, work: FetchBundle) -> None:
         """Bring the blocks of a bundle from a host, another host, or the store."""
         left = dict(work.batches)  # that have not landed
-        digest, names = work.bundle.identity.digest, work.bundle.names
         first = min(item.source for items in left.values() for item in items)
         cause, tried = Cause.SOURCE_GONE, list[FleetHost]()
         while left and len(tried) < MAX_TRIES and (now := self._clock()) < work.deadline_at:
-            holders = [one for one in self._hosts.holders(digest, names[first:], now) if one not in tried]
+            holders = [one for one in await self._holders(work, first, now) if one not in tried]
             if not holders:
                 break
             tried.append(host := holders[0])
@@ -184,6 +203,20 @@ class PeerEdge:
             return
         for copy, items in left.items():
             self._deliver(CopyFinished(copy, [CopyOutcome(cause)] * len(items)))
+
+    async def _holders(self, work: FetchBundle, first: int, now: float) -> list[FleetHost]:
+        """Return the hosts that may be asked and hold all blocks from `first` on, the least busy first."""
+        names, found = work.bundle.names[first:], self._loop.create_future()
+        size = blocks_per_bundle(work.bundle.identity.geometry)
+
+        def keep(held: Held) -> None:
+            if not found.done():  # the fetch may have been given up
+                found.set_result(held)
+
+        self._hosts.find(ChainPart(work.bundle.identity.digest, names, first, size), keep)
+        held: Held = await found
+        able = [host for host, number in held.items() if number >= len(names) and host.may_fetch(now)]
+        return sorted(able, key=lambda one: (one.num_fetches, one.load.num_tickets, -one.bytes_per_s))
 
     def _has_stored(self, work: FetchBundle) -> bool:
         """Return whether a store can have it: a whole bundle."""
@@ -240,13 +273,14 @@ class PeerEdge:
             outcome, words = "broken", "its channel was closed"  # by the end of its stream, under this call
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, Refused) as failure:
             outcome, words = "refused", str(failure)
-            host.pause(self._clock() + PAUSE_S)
+            if not isinstance(failure, NotThere):
+                host.failed(self._clock(), is_silent=_is_silent(failure))
         except CopyError as failure:
             outcome, cause, words = "wrong_bytes", failure.cause, str(failure)
             host.pause(self._clock() + DISTRUST_S)
         except (OSError, ConnectionLost) as failure:
             outcome, cause, words = "broken", Cause.SHORT_TRANSFER, str(failure)
-            host.pause(self._clock() + PAUSE_S)
+            host.failed(self._clock(), is_silent=True)
         self.counters[f"fetches_{outcome}"] += 1
         if outcome != "arrived":
             host.counters[outcome] += 1
@@ -273,7 +307,7 @@ class PeerEdge:
         ticket = await host.stub.FetchBlocks(request, timeout=min(wait_s, TICKET_WAIT_S))
         num_payloads = ticket.num_blocks * work.bundle.identity.geometry.num_groups
         if not ticket.ticket:
-            raise Refused("it does not have the blocks any more")
+            raise NotThere("it does not have the blocks any more")
         if (
             len(ticket.ticket) != TICKET_BYTES
             or not 0 < ticket.num_blocks <= len(names)

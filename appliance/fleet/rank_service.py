@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from ...sources.objects.limits import blocks_per_bundle
 from ...tiers.block import NamespaceIdentity
 from ...v1 import kvcache_pb2 as pb
 from ...v1.types_pb2 import HostLoad
@@ -26,8 +27,10 @@ from ..errors import error, from_refusal
 from ..security import request_checks as checks
 from ..security.callers import Caller
 from ..server.cache_service import CacheService
+from .finding import ChainPart, Held
 from .fleet import Fleet
-from .hosts import FleetHost
+from .fleet_host import FleetHost
+from .index import IndexedHosts
 from .tickets import PeerService
 
 MAX_CANDIDATES: Final = 1024
@@ -99,10 +102,11 @@ class RankService:
         queues: Mapping[str, float],
     ) -> pb.RankResponse:
         planner, rows = self._cache.planner, list[_Row]()
+        held = await self._held_in_index(identity, names)
         for number, host in enumerate(self._fleet.hosts.live() if self._fleet is not None else ()):
             if number % HOSTS_PER_TURN == HOSTS_PER_TURN - 1:
                 await asyncio.sleep(0)
-            rows.append(self._row(host, identity, names))
+            rows.append(self._row(host, identity, names, held))
         found = planner.lookup(namespace_id, names)
         if isinstance(found, Refusal):  # it was forgotten while others had their turn
             raise from_refusal(found)
@@ -125,6 +129,15 @@ class RankService:
             is_guess=costs.prefill_speed(namespace_id)[1] == "geometry",
         )
 
+    async def _held_in_index(self, identity: NamespaceIdentity, names: Sequence[bytes]) -> Held:
+        """Return what an index says of a chain; nothing where hosts tell what they hold themselves."""
+        if self._fleet is None or not isinstance(self._fleet.hosts, IndexedHosts):
+            return {}
+        found: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
+        part = ChainPart(identity.digest, names, 0, blocks_per_bundle(identity.geometry))
+        self._fleet.hosts.find(part, lambda held: None if found.done() else found.set_result(held))
+        return await found
+
     def _own_row(self, namespace_id: int, found: LookupResult) -> _Row:
         """Return what is known of this host, which holds what a lookup found."""
         core, load = self._cache.planner.core, self._peers.load()
@@ -132,7 +145,7 @@ class RankService:
         load_s = found.load_s
         if worth < found.num_blocks:
             load_s = core.costs.advise(namespace_id, found.tiers[:worth], now=core.now).load_s
-        own = (one for one in self._fleet.hosts.by_address.values() if one.is_self) if self._fleet else ()
+        own = (one for one in self._fleet.hosts.all() if one.is_self) if self._fleet else ()
         shown = pb.RankedHost(
             address=next((one.address for one in own), ""),
             name=socket.gethostname(),
@@ -154,10 +167,10 @@ class RankService:
         )
         return _Row(known, shown)
 
-    def _row(self, host: FleetHost, identity: NamespaceIdentity, names: Sequence[bytes]) -> _Row:
+    def _row(self, host: FleetHost, identity: NamespaceIdentity, names: Sequence[bytes], held: Held) -> _Row:
         """Return what is known of another host, which holds what it says."""
         core, load, digest = self._cache.planner.core, host.load, identity.digest
-        num_held = host.inventory.prefix(digest, names)
+        num_held = held.get(host) or host.inventory.prefix(digest, names)
         num_on_disk = host.inventory.num_on_disk(digest, names[:num_held]) if host.tells_tiers else 0
         load_s = disk_load_s(
             num_on_disk,

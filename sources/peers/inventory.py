@@ -5,7 +5,7 @@ sorted: a set of Python integers takes ten times the memory. Names are hashes: t
 is as rare as 1 in 10^12 at a million blocks, and then a fetch brings nothing, as with any other wrong hint.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -123,6 +123,20 @@ class HostInventory:
         known = self._of.get(digest)
         names = unpack_names(packed)
         return known.has(names) if known is not None else [False] * len(names)
+
+    def among(self, digest: bytes, names: bytes) -> bytes:
+        """Return those of packed names that the host says it holds, packed."""
+        known, asked = self._of.get(digest), unpack_names(names)
+        return asked[known.has(asked)].tobytes() if known is not None and len(asked) else b""
+
+    def beyond(self, other: "HostInventory") -> Iterator[tuple[bytes, bytes]]:
+        """Yield, for each namespace, the packed names that `other` does not have."""
+        for digest, names in self._of.items():
+            mine, _ = names.merged()
+            theirs = other._of.get(digest)
+            if theirs is not None and len(mine):
+                mine = mine[~np.array(theirs.has(mine))]
+            yield digest, mine.tobytes()
 
     def prefix(self, digest: bytes, names: Sequence[bytes]) -> int:
         """Return how many names, from the first one on, the host says it holds."""

@@ -20,7 +20,7 @@ from tests.distributions import tracked
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
-EXTRAS = ("server", "cli", "codecs", "encryption", "objects", "events", "otel")
+EXTRAS = ("server", "cli", "codecs", "encryption", "objects", "events", "otel", "redis")
 
 
 def instructions() -> list[tuple[str, str]]:

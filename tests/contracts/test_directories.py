@@ -1,0 +1,286 @@
+"""What every directory does: hosts that enter find each other, those that leave or expire are gone."""
+
+import asyncio
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier.sources.directories import etcd, records
+from kvtier.sources.directories.addresses import DirectoryAccess, DirectoryError, parse_address
+from kvtier.sources.directories.opening import open_directory
+from kvtier.sources.directories.records import HostDirectory, HostRecord
+from kvtier.sources.directories.redis_server import RedisDirectory
+
+from ..appliance.loops import run
+from ..fakes.directories import FakeDirectory, Shelf
+from ..ports import free_port
+from ..sources.directories.servers import (
+    PASSWORD,
+    etcd_server,
+    needs_etcd,
+    needs_redis,
+    redis_cluster,
+    redis_server,
+    sentinel_set,
+    tls_words,
+    write_certificates,
+    write_password,
+)
+
+PAUSE = threading.Event()
+FIRST = HostRecord(1 << 62, "10.0.0.1:7070", "one", "0.1.0")
+SECOND = HostRecord(7, "[fd00::2]:7070", "two", "0.1.0")
+
+
+class World:
+    """One service, with any number of clients of it. Every test has a fleet of its own."""
+
+    def __init__(self, open_one: Callable[[str], HostDirectory]) -> None:
+        self._open = open_one
+        self.fleet = ""
+
+    def open(self) -> HostDirectory:
+        """Return a client for another host."""
+        return self._open(self.fleet)
+
+
+def served(url: str, access: DirectoryAccess) -> World:
+    """Return the world of a server."""
+    return World(lambda fleet: open_directory(parse_address(f"{url}#{fleet}"), access))
+
+
+def _redis(folder: Path, stack: ExitStack) -> World:
+    server = stack.enter_context(redis_server(folder))
+    return served(f"redis://127.0.0.1:{server.port}/3", DirectoryAccess())
+
+
+def _redis_secured(folder: Path, stack: ExitStack) -> World:
+    files, port, acl = write_certificates(folder), free_port(), folder / "users.acl"
+    acl.write_text("user default off\nuser kv on >open-sesame ~* &* +@all\n")
+    words = [*tls_words(files, port), "--aclfile", str(acl)]
+    stack.enter_context(redis_server(folder, *words, port=port))
+    password = folder / "secret"
+    password.write_text("open-sesame")
+    access = DirectoryAccess(password, *(Path(files[name]) for name in ("ca", "certificate", "key")))
+    return served(f"rediss://kv@127.0.0.1:{port}", access)
+
+
+def _sentinel(folder: Path, stack: ExitStack) -> World:
+    return served(stack.enter_context(sentinel_set(folder)).url, DirectoryAccess())
+
+
+def _cluster(folder: Path, stack: ExitStack) -> World:
+    nodes = stack.enter_context(redis_cluster(folder))
+    return served(f"redis+cluster://127.0.0.1:{nodes[1].port}", DirectoryAccess())
+
+
+def _etcd(folder: Path, stack: ExitStack) -> World:
+    server = stack.enter_context(etcd_server(folder))
+    return served(f"etcd://127.0.0.1:{free_port()},127.0.0.1:{server.port}", DirectoryAccess())
+
+
+def _etcd_secured(folder: Path, stack: ExitStack) -> World:
+    files = write_certificates(folder)
+    server = stack.enter_context(etcd_server(folder, files))
+    paths = [Path(files[name]) for name in ("ca", "certificate", "key")]
+    control = ["etcdctl", "--endpoints", f"https://127.0.0.1:{server.port}", "--cacert", files["ca"]]
+    control += ["--cert", files["certificate"], "--key", files["key"]]
+    for words in (
+        f"user add root:{PASSWORD}",
+        f"user add kv:{PASSWORD}",
+        "role add root",
+        "role add hosts",
+        "role grant-permission hosts --prefix=true readwrite kvtier/test_",
+        "user grant-role root root",
+        "user grant-role kv hosts",
+        "auth enable",
+    ):
+        environment = {**os.environ, "ETCDCTL_API": "3"}
+        subprocess.run([*control, *words.split()], check=True, env=environment, stdout=subprocess.DEVNULL)
+    access = DirectoryAccess(write_password(folder), *paths)
+    return served(f"etcds://kv@127.0.0.1:{server.port}", access)
+
+
+def _fake(folder: Path, stack: ExitStack) -> World:
+    shelf: dict[str, Shelf] = {}
+    return World(lambda fleet: FakeDirectory(shelf.setdefault(fleet, Shelf())))
+
+
+WORLDS: dict[str, tuple[Callable[[Path, ExitStack], World], Any]] = {
+    "fake": (_fake, ()),
+    "redis": (_redis, needs_redis),
+    "rediss with a user": (_redis_secured, needs_redis),
+    "sentinel": (_sentinel, needs_redis),
+    "cluster": (_cluster, needs_redis),
+    "etcd": (_etcd, needs_etcd),
+    "etcds with a user": (_etcd_secured, needs_etcd),
+}
+
+
+PARAMETERS = [pytest.param(name, marks=marks) for name, (_, marks) in WORLDS.items()]
+
+
+@pytest.fixture(scope="module", params=PARAMETERS)
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield WORLDS[request.param][0](tmp_path_factory.mktemp("directory"), stack)
+
+
+@pytest.fixture
+def world(service: World, request: pytest.FixtureRequest) -> World:
+    service.fleet = request.node.originalname
+    return service
+
+
+def hosts(world: World, main: Callable[[HostDirectory, HostDirectory], Awaitable[None]]) -> None:
+    """Run `main` with the clients of two hosts."""
+
+    async def both() -> None:
+        one, two = world.open(), world.open()
+        try:
+            await main(one, two)
+        finally:
+            await one.close()
+            await two.close()
+            await one.close()
+
+    run(both())
+
+
+def test_hosts_that_enter_find_each_other_and_leave(world: World) -> None:
+    async def main(one: HostDirectory, two: HostDirectory) -> None:
+        met = await one.meet(FIRST)
+        assert (met.records, met.is_new, met.problem) == ([FIRST], True, "")
+        met = await two.meet(SECOND)
+        assert (sorted(met.records), met.is_new) == ([SECOND, FIRST], True)
+        met = await one.meet(FIRST)
+        assert (sorted(met.records), met.is_new) == ([SECOND, FIRST], False)
+        await two.leave(SECOND)
+        assert (await one.meet(FIRST)).records == [FIRST]
+
+    hosts(world, main)
+
+
+def test_a_second_life_of_a_host_stands_beside_the_first(world: World) -> None:
+    async def main(one: HostDirectory, two: HostDirectory) -> None:
+        await one.meet(FIRST)
+        again = FIRST._replace(epoch=FIRST.epoch + 1)
+        met = await two.meet(again)
+        assert sorted(met.records) == [FIRST, again]
+        await one.leave(FIRST)
+        assert (await two.meet(again)).records == [again]
+
+    hosts(world, main)
+
+
+def test_what_is_not_renewed_expires(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (records, etcd, "kvtier.sources.directories.redis_server", "tests.fakes.directories"):
+        monkeypatch.setattr(
+            *((f"{module}.TTL_S", 1.0) if isinstance(module, str) else (module, "TTL_S", 1.0))
+        )
+
+    async def main(one: HostDirectory, two: HostDirectory) -> None:
+        await one.meet(FIRST)
+        async with asyncio.timeout(60):
+            while len((await two.meet(SECOND)).records) > 1:
+                await asyncio.to_thread(PAUSE.wait, 0.2)
+            met = await one.meet(FIRST)
+            assert met.is_new
+            assert sorted(met.records) == [SECOND, FIRST]
+
+    hosts(world, main)
+
+
+def test_two_fleets_do_not_see_each_other(world: World) -> None:
+    async def main(one: HostDirectory, two: HostDirectory) -> None:
+        await one.meet(FIRST)
+        world.fleet += "2"
+        other = world.open()
+        assert (await other.meet(SECOND)).records == [SECOND]
+        await other.close()
+
+    hosts(world, main)
+
+
+@needs_redis
+def test_nonsense_in_redis_is_counted_and_left_out(tmp_path: Path) -> None:
+    nonsense = [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"x" * 5000,
+        b'{"epoch":true,"address":"h:1","name":"","version":"","protocol":1,"oldest":1}',
+        *(
+            json.dumps(FIRST._replace(**bad)._asdict()).encode()
+            for bad in (
+                {"epoch": 0},
+                {"epoch": 1 << 63},
+                {"address": "unix:///etc/passwd"},
+                {"address": "h:99999"},
+                {"address": ["h:1"]},
+                {"name": 5},
+                {"protocol": "1"},
+            )
+        ),
+    ]
+
+    async def main() -> None:
+        with redis_server(tmp_path) as server:
+            directory = open_directory(
+                parse_address(f"redis://127.0.0.1:{server.port}#contract"), DirectoryAccess()
+            )
+            assert isinstance(directory, RedisDirectory)
+            client = directory._client
+            for number, value in enumerate(nonsense):
+                await client.set(f"{{kvtier:contract}}:host:{number}", value)
+                await client.sadd("{kvtier:contract}:hosts", str(number))
+            met = await directory.meet(FIRST)
+            assert (met.records, met.num_unreadable) == ([FIRST], len(nonsense))
+            await client.set("{kvtier:contract}:hosts", "no set at all")
+            with pytest.raises(DirectoryError, match="WRONGTYPE"):
+                await directory.meet(FIRST)
+            await directory.close()
+
+    run(main())
+
+
+@needs_redis
+def test_a_full_server_keeps_who_is_in_it_and_takes_nobody_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        with redis_server(tmp_path, "--maxmemory-policy", "noeviction") as server:
+            address = parse_address(f"redis://127.0.0.1:{server.port}#contract")
+            one, two = (open_directory(address, DirectoryAccess()) for _ in range(2))
+            await one.meet(FIRST)
+            server.ask("CONFIG", "SET", "maxmemory", "1")
+            met = await one.meet(FIRST)
+            assert (met.records, met.is_new, met.problem) == ([FIRST], False, "")
+            met = await two.meet(SECOND)
+            assert met.records == [FIRST]
+            assert "maxmemory" in met.problem
+            server.ask("CONFIG", "SET", "maxmemory", "0")
+            assert (await two.meet(SECOND)).problem == ""
+            await one.close()
+            await two.close()
+
+    run(main())
+
+
+def test_passwords_and_their_files_stay_out_of_errors(tmp_path: Path) -> None:
+    async def main(url: str) -> None:
+        access = DirectoryAccess(write_password(tmp_path))
+        directory = open_directory(parse_address(url), access)
+        with pytest.raises(DirectoryError) as failed:
+            await directory.meet(FIRST)
+        assert PASSWORD not in repr(failed.value) + str(failed.value)
+        await directory.close()
+
+    for url in ("redis://127.0.0.1:9", "redis+sentinel://127.0.0.1:9/main", "redis+cluster://127.0.0.1:9"):
+        run(main(url))
+    run(main("etcd://kv@127.0.0.1:9"))

@@ -1,0 +1,84 @@
+"""Hosts that find each other in a directory: a real one, which is lost, flushed and found again."""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..sources.directories.servers import Server, etcd_server, needs_etcd, needs_redis, redis_server
+from .fleet_hosts import CHAIN_BLOCKS, Host, fleet, until
+
+#: Set by `make test-directories`: a minute of daemons and servers that are killed.
+needs_time = pytest.mark.skipif(
+    not os.environ.get("KVTIER_DIRECTORY_FAULTS"), reason="takes a minute (make test-directories)"
+)
+SERVERS = [
+    pytest.param("redis", redis_server, marks=needs_redis),
+    pytest.param("etcd", etcd_server, marks=[needs_etcd, needs_time]),
+]
+
+
+@pytest.mark.parametrize(("engine", "start"), SERVERS)
+def test_hosts_find_each_other_and_stay_together_without_the_directory(
+    tmp_path: Path, engine: str, start: Callable[[Path], AbstractContextManager[Server]]
+) -> None:
+    with start(tmp_path) as server:
+        url = f"{engine}://127.0.0.1:{server.port}"
+        with fleet(tmp_path, 2, peers__hosts="[]", peers__directory__url=url) as (first, second):
+            first.put(1)
+            until(lambda: second.read(1) == CHAIN_BLOCKS)
+            server.stop()
+            until(lambda: second.counter("peer_directory_failed") > 0)
+            first.put(2)
+            until(lambda: second.read(2) == CHAIN_BLOCKS)
+            assert [host.state for host in second.status().hosts] == ["live"]
+            assert [host.daemon.stop() for host in (first, second)] == [0, 0]
+
+
+@needs_redis
+def test_with_an_index_hosts_read_from_each_other(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as server, indexed(tmp_path, server, 2) as (first, second):
+        first.put(1)
+        until(lambda: second.read(1) == CHAIN_BLOCKS - CHAIN_BLOCKS % 4)  # whole bundles
+        assert second.counter("peer_fetches_arrived") > 0
+        assert first.counter("peer_index_bundles_added") == CHAIN_BLOCKS // 4
+        server.stop()
+        for host in (first, second):
+            host.put(2)
+            assert host.read(2) == CHAIN_BLOCKS
+        assert second.read(3) == 0
+        server.start()  # empty
+        until(lambda: first.counter("peer_directory_entered_again") > 0)
+        first.put(3)
+        until(lambda: second.read(3) == CHAIN_BLOCKS - CHAIN_BLOCKS % 4)
+        assert [host.daemon.stop() for host in (first, second)] == [0, 0]
+
+
+def indexed(folder: Path, server: Server, num_hosts: int) -> AbstractContextManager[list[Host]]:
+    """Start hosts with an index."""
+    url = f"redis://127.0.0.1:{server.port}"
+    more = {"peers__directory__url": url, "peers__directory__index": "true"}
+    return fleet(folder, num_hosts, peers__hosts="[]", **more)
+
+
+@needs_redis
+@needs_time
+def test_a_flushed_directory_is_entered_again(tmp_path: Path) -> None:
+    def hosts_of(server: Server) -> Any:
+        return server.ask("SCARD", "{kvtier:kvtier}:hosts").strip()
+
+    with redis_server(tmp_path) as server:
+        url = f"redis://127.0.0.1:{server.port}"
+        with fleet(tmp_path, 2, peers__hosts="[]", peers__directory__url=url) as (first, second):
+            until(lambda: hosts_of(server) == ":2")
+            until(lambda: bool(second.status().hosts))
+            server.ask("FLUSHALL")
+            until(lambda: hosts_of(server) == ":2")
+            assert second.counter("peer_directory_entered_again") > 0
+            assert [host.state for host in second.status().hosts] == ["live"]
+            assert first.daemon.stop() == 0
+            assert hosts_of(server) == ":1"
+            until(lambda: not second.status().hosts)
