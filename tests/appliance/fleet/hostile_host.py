@@ -90,7 +90,7 @@ class HostileHost(PeerServiceServicer):
         while not self._ended.wait(0.1) and context.is_active():
             if self.trick == "leaves while it is asked" and self.num_asked > num_asked:
                 return
-            yield pb.WatchInventoryResponse(epoch=7, host="h", load=load)
+            yield pb.WatchInventoryResponse(epoch=7, host="h", load=load, tells_tiers=self.tells_tiers)
 
     def AwaitBlocks(  # noqa: N802
         self, request: pb.AwaitBlocksRequest, context: Any
