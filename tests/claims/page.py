@@ -1,5 +1,6 @@
 """docs/claims.md, made from docs/data/claims.json."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ Generated from `docs/data/claims.json` by `make docs`. README, [status](status.m
 command, the commits and machines of its runs, and the observation that makes it false: run it, and say so.
 
 `make claims` runs again what fits into an hour, and marks what drifted; `python -m tests.claims --claim NAME`
-runs one. A drifted figure stays until somebody has looked: on a machine with neighbours a slow run is no
+runs one. A drifted figure stays until its cause is known: on a machine with neighbours a slow run is no
 proof, a wrong count is. Commits are of the tree that ran, `+` with changes (*commit of the page*: its own
 was not written down). The machine is a virtual one with two cores, no GPU and a virtual disk.
 """
@@ -34,7 +35,7 @@ def _summary(claims: list[Claim]) -> str:
     for claim in claims:
         last = claim.runs[-1]
         drift = "**yes**" if claim.drifted() else "no" if last.shown else "not compared"
-        anchor = claim.name.replace(" ", "-")
+        anchor = re.sub(r"[^\w -]", "", claim.name.lower()).replace(" ", "-")  # as Markdown renderers do
         lines.append(f"| [{claim.name}](#{anchor}) | {last.date[:10]} | {last.commit} | {drift} |")
     return "\n".join(lines) + "\n"
 
