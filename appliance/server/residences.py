@@ -67,7 +67,7 @@ class Residences:
         """Return the table of a domain, which stays this object's. Raises SharedMemoryError."""
         table = self._tables.get(domain)
         if table is None:
-            if not self._tables:
+            if self._observe not in self._appliance.observers:
                 self._core.transitions.take_changed()
                 self._appliance.observers.append(self._observe)
             table = self._make(domain)

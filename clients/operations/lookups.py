@@ -61,7 +61,7 @@ def look_up_here(attachment: Attachment, namespace: Namespace, packed: bytes) ->
     codes, is_certain = reader.find(packed, namespace_id)
     is_whole = len(codes) * HASH_BYTES == len(packed)
     is_cold = reader.slowest in codes
-    if not is_certain and (is_cold or not is_whole):
+    if not is_certain and (is_cold or not is_whole or reader.is_retired):
         return None
     speed = reader.speed(namespace, namespace_id)
     if speed is None or attachment.is_lost():  # the table of a daemon that is no more is out of date

@@ -81,7 +81,7 @@ def parse_address(url: str) -> DirectoryAddress:
     scheme, separator, rest = url.partition("://")
     match = _SCHEME.fullmatch(scheme)
     if match is None or not separator or (match[1] == "etcd" and match[3]):
-        raise ValueError(f"{scheme or url!r} is no directory; {WAYS}")
+        raise ValueError(f"this is no address of a directory; {WAYS}")  # not repeated: it may hold a password
     parts = urlsplit(f"//{rest}")
     username, _, netloc = parts.netloc.rpartition("@")
     if ":" in username:
@@ -109,5 +109,5 @@ def _node(text: str, default_port: int) -> tuple[str, int]:
     match = _NODE.fullmatch(text)
     port = int(match[2] or default_port) if match is not None else 0
     if match is None or not 0 < port < 1 << 16:
-        raise ValueError(f"{text!r} is no host and port; {WAYS}")
+        raise ValueError(f"a node of the address is no host and port; {WAYS}")  # as above
     return match[1].strip("[]"), port

@@ -111,6 +111,22 @@ def test_tables_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert served.call(served.daemon.service.residences.check_integrity) == []
 
 
+def test_a_retired_table_is_not_read(tmp_path: Path) -> None:
+    """A client that repeats a lookup asks again, and maps the next table; the planner is observed once."""
+    settings = small_settings(tmp_path)
+    with DaemonThread(settings) as served, Client(settings.listen[0]) as client:
+        namespace, names = client.register(identity("a")), chain(1, 3)
+        client.put(namespace, names, bytes(3 * namespace.block_bytes))
+        num_observers = set[int]()
+        for _ in range(3):
+            assert client.lookup(namespace, names).num_blocks == 3
+            assert read_one(client, namespace, names) is not None
+            num_observers.add(len(served.daemon.appliance.observers))
+            served.call(served.daemon.service.residences.close)
+            assert read_one(client, namespace, names) is None
+        assert len(num_observers) == 1
+
+
 def test_more_is_asked_for_where_more_may_be_known(tmp_path: Path) -> None:
     """A source, a tier that is offline: what is in memory is read, of what is not the daemon is asked."""
     settings = small_settings(tmp_path, nvme=True)

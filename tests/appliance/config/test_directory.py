@@ -44,6 +44,8 @@ def test_addresses(url: str, shown: str) -> None:
         (["directory.url=redis://a/one"], "means nothing here"),
         (["directory.url=etcd://a/x"], "means nothing here"),
         (["directory.url=redis://a:0"], "is no host and port"),
+        (["directory.url=default:hunter2@a:6379"], "write etcd://"),
+        (["directory.url=redis://default:hunter2/1@a:6379"], "is no host and port"),
         (["directory.url=redis://a?ssl=no"], "no '?'"),
         (["directory.url=etcd://u@a"], "file"),
         (["directory.url=redis://u@a"], "file"),
@@ -63,6 +65,7 @@ def test_what_is_refused_names_the_fix(settings: list[str], words: str) -> None:
         load(*(f"peers.{one}" for one in settings))
     assert words in str(refused.value)
     assert "user:secret" not in str(refused.value)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_password_is_read_for_every_connection(tmp_path: Path) -> None:
