@@ -47,6 +47,8 @@ class PlannerOptions:
     max_pinned_fraction: float = 0.5
     #: Puts that may wait for room at the same time.
     max_waiting_puts: int = 256
+    #: Acquires that may wait for blocks which are not stored anywhere yet.
+    max_expecting_acquires: int = 256
 
     lease_ttl_s: float = 30.0
     lease_ttl_max_s: float = 600.0

@@ -74,6 +74,7 @@ class Transitions:
         self.resident_bytes = dict.fromkeys(ladder.tiers, 0)
         self.condemned_bytes = dict.fromkeys(ladder.tiers, 0)
         self.num_resident = dict.fromkeys(ladder.tiers, 0)  # fragments
+        self.num_landings = 0  # ever: as long as it stays, nothing came to be readable
         #: Blocks that came to be readable from a tier, or no longer are: (namespace, rows, names), in order.
         #: None while nothing reads it.
         self.changed: list[tuple[int, Sequence[int], Sequence[bytes]]] | None = None
@@ -113,6 +114,7 @@ class Transitions:
         self.arriving_bytes[tier] -= num_bytes
         self.resident_bytes[tier] += num_bytes
         self.num_resident[tier] += 1
+        self.num_landings += 1
         catalog.num_resident[tier][catalog.block_of[fragment]] += 1
         if self.changed is not None:
             self._note_changed((catalog.block_of[fragment],))
@@ -294,6 +296,7 @@ class Transitions:
         self.arriving_bytes[tier] -= num_bytes
         self.resident_bytes[tier] += num_bytes
         self.num_resident[tier] += len(fragments)
+        self.num_landings += 1
         if self.changed is not None:
             self._note_changed(rows)
 

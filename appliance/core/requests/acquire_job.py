@@ -9,7 +9,7 @@ is never an error for the caller.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -125,10 +125,10 @@ class AcquireJob:
         """Whether everything that is there was taken, so that `extend` may bring more."""
         return self._next[0] >= len(self._rows)
 
-    def awaited_names(self) -> Sequence[bytes]:
-        """Return the names of the `num_awaited` blocks."""
+    def awaited_names(self) -> Iterator[bytes]:
+        """Return the names of the `num_awaited` blocks, one by one: mostly the first is missing."""
         start = len(self._rows) - self._num_known
-        return self._expected[start : start + self.num_awaited]
+        return map(self._expected.__getitem__, range(start, start + self.num_awaited))
 
     def extend(self, rows: Sequence[int]) -> None:
         """Take the next expected blocks: they are stored or on their way from the source."""

@@ -7,6 +7,8 @@ Prefill here, decode there. An acquire is answered with the length it may come t
 land. It waits as long as computing what is missing would take, SLACK longer once blocks come, for then most
 of it has come before; within what the caller allows. Nothing is awaited that loading brings later than
 computing, nor of a host that cannot be asked. A block that never comes ends the prefix, as one that was lost.
+A tenant has a share of the acquires that may wait; beyond it one is answered with what there is. They are
+looked at in steps after which more may be there, not in each.
 
 Rejected: places reserved for blocks that are still to come. They would be held for seconds by what may never
 come, and a fetch waits for no room.
@@ -14,12 +16,15 @@ come, and a fetch waits for no room.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
+from ....tiers.block import tenant_of
 from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..events import AcquireRequested, BlocksTold
 from ..instructions import AwaitBlocks, StopAwaiting
+from ..shares import Shares
 from .acquire_job import AcquireJob
 from .fetches import STEP_FRAGMENTS, Fetches
 from .leases import ClientEntry
@@ -68,6 +73,9 @@ class Expectations:
         self._awaited: dict[int, Awaited] = {}
         self._number_of: dict[tuple[int, str, bytes], int] = {}
         self._num_awaits = 0
+        self._shares = Shares(core.options.max_expecting_acquires, core.options.num_tenants)
+        self._looked_at = (0, 0)  # fetches begun and landings when acquires were looked at last
+        self._is_look_due = False  # something else may have changed what they get
         #: Holds or brings up what an acquire was given.
         self.proceed: Callable[[AcquireJob], None] = lambda job: None
 
@@ -82,7 +90,7 @@ class Expectations:
     def wait_s(self, event: AcquireRequested, namespace: NamespaceEntry, num_here: int) -> float:
         """Return how long computing the expected blocks behind the first `num_here` takes, in s.
 
-        0: nothing is expected, or waiting for it does not pay."""
+        0: nothing is expected, waiting for it does not pay, or as many acquires as may wait do."""
         expected = event.expected
         if expected is None or self._core.now >= min(expected.until, event.deadline_at):
             return 0.0
@@ -91,9 +99,14 @@ class Expectations:
         if num_blocks <= 0 or (expected.source and not self._fetches.may_fetch(namespace)):
             return 0.0
         num_bytes = num_blocks * namespace.block_bytes if expected.source else 0
-        return self._fetches.worth_waiting_s(
+        wait_s = self._fetches.worth_waiting_s(
             namespace, first, num_blocks, num_bytes, self._fetches.host_speed, event.load_anyway
         )
+        self._shares.resize(self._core.options.max_expecting_acquires, self._core.options.num_tenants)
+        if wait_s and not self._shares.may_take(tenant_of(namespace.identity.domain), 1):
+            self._core.story.count("expecting_beyond_share")
+            return 0.0
+        return wait_s
 
     def add(
         self,
@@ -112,6 +125,8 @@ class Expectations:
             awaited = self._await(event, client, namespace, names, len(names) - job.num_awaited, compute_s)
             awaited.jobs[job] = None
         self._waiting[job] = Expectation(job, namespace, now, compute_s, until, awaited)
+        self._shares.add(tenant_of(namespace.identity.domain), 1)
+        self._is_look_due = True
         self._core.story.count("acquires_expecting")
 
     def _await(
@@ -145,6 +160,7 @@ class Expectations:
         told = min(awaited.first + event.num_blocks, len(awaited.names))
         awaited.num_told = max(awaited.num_told, told)
         awaited.is_over = awaited.is_over or event.is_over
+        self._is_look_due = True
         self._begin_some(awaited)
 
     def run(self) -> None:
@@ -154,7 +170,12 @@ class Expectations:
         for awaited in list(self._awaited.values()):
             if awaited.num_begun < awaited.num_told:
                 self._begin_some(awaited)
+                self._is_look_due = True
                 break
+        changes = (self._fetches.num_begun, self._core.transitions.num_landings)
+        if changes == self._looked_at and not self._is_look_due:
+            return
+        self._looked_at, self._is_look_due = changes, False
         for expectation in list(self._waiting.values()):
             self._take_up(expectation)
 
@@ -183,8 +204,11 @@ class Expectations:
     def _take_up(self, expectation: Expectation) -> None:
         """Give an acquire the blocks that are stored, or fetched, by now; end it where no more can come."""
         job, namespace, awaited = expectation.job, expectation.namespace, expectation.awaited
-        rows = self._fetches.prefix(namespace, job.awaited_names())
-        if rows and job.is_level:
+        names = job.awaited_names()
+        rows = self._fetches.prefix(namespace, names if job.is_level else islice(names, 1))
+        if rows and not job.is_level:  # as soon as it is
+            self._is_look_due = True
+        elif rows:
             job.extend(rows)
             self.proceed(job)
             limit = expectation.begun_at + (1 + SLACK) * expectation.compute_s
@@ -206,7 +230,10 @@ class Expectations:
     def ended(self, job: AcquireJob) -> None:
         """An acquire waits for nothing more."""
         expectation = self._waiting.pop(job, None)
-        awaited = expectation.awaited if expectation is not None else None
+        if expectation is None:
+            return
+        self._shares.give(tenant_of(expectation.namespace.identity.domain), 1)
+        awaited = expectation.awaited
         if awaited is None:
             return
         del awaited.jobs[job]

@@ -14,7 +14,7 @@ computing: a source that is late for a moment would cost all of that. For the en
 most a tenth of its time, and not at all where searches find too seldom to repay it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ..catalog.catalog import NO_ROW, NamespaceEntry
@@ -66,6 +66,7 @@ class Fetches:
         self._searches: dict[int, SearchedChain] = {}
         self._search_of: dict[tuple[int, bytes], int] = {}  # namespace, first name of a search -> its number
         self._num_searches = 0
+        self.num_begun = 0  # fetches, ever
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
         self._begun: dict[PutJob, tuple[SourceSpeed, BegunFetch]] = {}
         self._chance: dict[int, float] = {}  # by namespace: that a search finds something
@@ -254,6 +255,7 @@ class Fetches:
         job.begin(unbegun.until)
         if not job.is_done:
             self._coming.update(dict.fromkeys(job.coming, job))
+            self.num_begun += 1
             self._begun[job] = speed, speed.began(job.num_bytes, self._core.now)
         return len(self.prefix(namespace, chain[first:end])) == end - first
 
@@ -281,7 +283,7 @@ class Fetches:
         """Return how many blocks the source keeps together."""
         return self._index.num_blocks(namespace)
 
-    def prefix(self, namespace: NamespaceEntry, names: Sequence[bytes]) -> list[int]:
+    def prefix(self, namespace: NamespaceEntry, names: Iterable[bytes]) -> list[int]:
         """Return the rows of the longest prefix of a chain that is stored or on its way from the source."""
         tier_of, rows = self._core.catalog.tier_of, []
         for name in names:

@@ -244,8 +244,8 @@ class Finder:
         for first in range(first_block // MAX_BLOCKS * MAX_BLOCKS, len(chain), MAX_BLOCKS):
             piece = chain[first : first + MAX_BLOCKS]
             expected = None
-            if source is not None and num_expected > first:
-                expected = source.expected(min(num_expected - first, len(piece)), question.deadline_s)
+            if source is not None and num_expected and not first:  # a host is told names from a chain's start
+                expected = source.expected(min(num_expected, len(piece)), question.deadline_s)
             lease = await self._client.acquire(
                 namespace,
                 piece,

@@ -165,7 +165,8 @@ class WorkerSide:
             ids = part.block_ids[done - part.first_block : end - part.first_block]
             hashes = part.hashes[start * HASH_BYTES : end * HASH_BYTES]
             first = done - start
-            fetch = Fetch(part.group, namespace, hashes, ids, first, load.session, timeout_s, load.expected)
+            expected = load.expected if not start else None  # a host is told names from a chain's start
+            fetch = Fetch(part.group, namespace, hashes, ids, first, load.session, timeout_s, expected)
             got = transfer.get(fetch, mark)
             if got.was_asked:
                 self.breaker.succeeded()

@@ -4,16 +4,18 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvtier.clients import Urgency
+from kvtier.clients import ExpectedBlocks, Urgency
 from kvtier.clients.errors import DeadlineExceeded, Overloaded
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.groups import Group
 from kvtier.clients.vllm.scheduler import finding
 from kvtier.clients.vllm.scheduler.agent import Agent
+from kvtier.clients.vllm.scheduler.handover import HandoverSource
 from kvtier.clients.vllm.scheduler.lookups import LookupRequest, PendingLookup, SessionUpdate
 from kvtier.testing import FakeAppliance
 
@@ -225,6 +227,25 @@ def test_long_chains_are_pinned_in_pieces(
     assert told(scene().ask()) == (8 * num_blocks, (num_blocks,))
     assert told(scene().ask(first_token=16)) == (8 * num_blocks, (num_blocks,))
     assert told(scene(TWO).ask()) == (8 * num_blocks, (num_blocks, 12))
+
+
+def test_only_the_first_piece_of_a_chain_is_expected(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: a host was told the names of the second one as if a chain began with them."""
+    monkeypatch.setattr(finding, "MAX_BLOCKS", 2)
+    expected: list[ExpectedBlocks | None] = []
+
+    class Client:
+        async def acquire(self, namespace: Any, names: list[bytes], **named: Any) -> Any:
+            expected.append(named["expected"])
+            return SimpleNamespace(num_blocks=len(names))
+
+    finder = object.__new__(finding.Finder)
+    finder._client, finder._ttl_s = Client(), 30.0  # type: ignore[assignment]
+    source = HandoverSource("10.0.0.1:7070", 0, 48, "")
+    question = LookupRequest("session", HASHES, source=source, deadline_s=7.0)
+    (namespace,) = identities(GROUPS)
+    asyncio.run(finder._pin_chain(namespace, GROUPS[0].chain(HASHES), 0, question, finding.PinnedChain()))
+    assert expected == [source.expected(2, 7.0), None, None]
 
 
 def test_an_answer_that_nobody_wants_any_more_pins_nothing(appliance: FakeAppliance, scene: Any) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from kvtier.clients import Client
+from kvtier.clients import Client, ExpectedBlocks
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.plan import Ack, Again, Load, Part, Save, StepPlan
+from kvtier.clients.vllm.worker import side
 from kvtier.clients.vllm.worker.side import WorkerSide
-from kvtier.clients.vllm.worker.transfers import transfers_of
+from kvtier.clients.vllm.worker.transfers import Fetch, transfers_of
 from kvtier.testing import FakeAppliance
 
 from .engine import PagedCache, content
@@ -96,6 +97,26 @@ def test_saved_blocks_come_back_into_other_pages(worker: Worker) -> None:
     for block, name in zip([8, 9, 10, 11], [*NAMES[:3], NAMES[2]], strict=True):
         assert worker.cache.is_right(0, block, name)
     assert worker.counters.take()["load_blocks"] == 4
+
+
+def test_only_the_first_call_of_a_long_load_expects_blocks(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: a host was told the names of the second one as if a chain began with them."""
+    monkeypatch.setattr(side, "MAX_BLOCKS", 2)
+    worker.save(save_of(1, 0, [3, 5, 7]))
+    expected: list[ExpectedBlocks | None] = []
+    for transfer in worker.side._load_transfers:
+
+        def noting(fetch: Fetch, mark: int, get: Any = transfer.get) -> Any:
+            expected.append(fetch.expected)
+            return get(fetch, mark)
+
+        monkeypatch.setattr(transfer, "get", noting)
+    load = load_of("long", 0, [8, 9, 10])
+    load.expected = ExpectedBlocks("", 5, 0, 0.01)
+    assert worker.load(load) == ({"long"}, set())
+    assert expected == [load.expected, None]
 
 
 def test_a_load_whose_blocks_still_arrive_holds_up_no_other(

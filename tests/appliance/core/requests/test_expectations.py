@@ -173,3 +173,23 @@ def test_of_a_client_that_is_gone_nothing_is_left() -> None:
     assert [one.number for one in of(rig, StopAwaiting)] == [number]
     rig.do(ev.BlocksTold(number, 8))
     assert not of(rig, FetchBundle)
+
+
+def test_acquires_are_looked_at_only_when_more_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: in every step all names of all that wait were gone through."""
+    rig, chains = Rig(num_extents=16), [hashes(f"{number}", 6) for number in range(8)]
+    calls = [expect(rig, chain, source="") for chain in chains]
+    rig.tick()
+    asked: list[bytes] = []
+    prefix = rig.planner.fetches.prefix
+
+    def noting(namespace: Any, names: Any) -> list[int]:
+        return prefix(namespace, (asked.append(name) or name for name in names))  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(rig.planner.fetches, "prefix", noting)
+    for _ in range(3):
+        rig.tick()
+    assert not asked
+    rig.put(chains[3][:1])
+    assert {one.block for one in rig.answer(calls[3]).ready} == {0}
+    assert set(asked) == {chain[0] for chain in chains} | {chains[3][1]}, "not those behind the first missing"

@@ -7,7 +7,7 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.events import RetentionHint
-from kvtier.appliance.core.results import PinResult, Refusal
+from kvtier.appliance.core.results import AcquireResult, PinResult, Refusal
 from kvtier.tiers.block import Tier, Urgency
 
 from .test_quotas import ACME, BOLT, NUM_EXTENTS, Shared, names
@@ -155,3 +155,37 @@ def test_puts_that_wait_for_room_leave_the_others_their_share() -> None:
     assert not waiting.is_full("tenant:bolt")
     waiting.expire(2.0)
     assert waiting.held("tenant:acme") == 0
+
+
+def test_acquires_that_expect_blocks_leave_the_others_their_share() -> None:
+    """Before: each client could let 4,096 acquires wait, all of which were looked at in every step."""
+    shared = Divided(max_expecting_acquires=8)
+
+    def expect(tenant: int, name: int) -> int:
+        shared.num_calls += 1
+        chain, part = names(tenant, name, 2), ev.ExpectedPart(2, float("inf"), "")
+        namespace_id = shared.namespace[tenant]
+        shared.do(
+            ev.AcquireRequested(shared.num_calls, tenant, "", namespace_id, chain, ttl_s=500.0, expected=part)
+        )
+        return shared.num_calls
+
+    def is_answered(call: int) -> bool:
+        result = shared.answers[call]
+        assert isinstance(result, AcquireResult)
+        return result.last
+
+    waiting, expectations = [expect(ACME, name) for name in range(1, 5)], shared.planner.reads.expectations
+    assert not any(map(is_answered, waiting))
+    assert is_answered(expect(ACME, 5)), "with what there is"
+    assert shared.planner.core.story.counters["expecting_beyond_share"] == 1
+    assert not is_answered(expect(BOLT, 1))
+    shared.do(ev.AcquireAbandoned(waiting[0]))
+    assert not is_answered(expect(ACME, 6))
+    shared.put(ACME, 2, 2)
+    assert is_answered(waiting[1])
+    assert not is_answered(expect(ACME, 7))
+    shared.do(ev.ClientGone(ACME, "closed"))
+    assert len(expectations) == 1
+    shared.do(ev.ClientGone(BOLT, "closed"))
+    assert not expectations._shares.taken
