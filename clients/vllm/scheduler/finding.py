@@ -39,6 +39,8 @@ class PinnedChain:
         """End of the pinned prefix; of the readable one when all leases have been waited for."""
         end = 0
         for first, length, lease in self.parts:
+            if not lease.num_blocks:
+                break  # such a lease says nothing of what is before it
             end = first + lease.num_blocks
             if lease.num_blocks < length:
                 break
@@ -49,6 +51,8 @@ class PinnedChain:
         """Blocks stored from the start, as far as it was asked."""
         end = 0
         for first, length, lease in self.parts:
+            if not lease.num_stored:
+                break
             end = first + lease.num_stored
             if lease.num_stored < length:
                 break
@@ -60,7 +64,7 @@ class FoundPrefix:
     """What is pinned. The leases must be released, whatever `num_tokens` says."""
 
     num_tokens: int = 0  # 0: nothing worth a load
-    stored: tuple[int, ...] = ()  # blocks from the start, per group, on all ranks
+    stored: tuple[int, ...] = ()  # blocks from the start, per group, on all ranks; empty: unknown
     chains: list[list[PinnedChain]] = field(default_factory=list)  # [rank][group]
 
     @property
@@ -112,11 +116,11 @@ class Finder:
         KvtierError."""
         chains = [group.chain(question.hashes) for group in self._groups]
         if len(self._groups) > 1 or self._recurrent:
-            if question.source is not None:  # what is not stored yet is waited for
-                found.stored = tuple(group.num_blocks(question.source.num_tokens) for group in self._groups)
+            if question.source is not None:  # waited for, and not stored before it has come
+                reach = tuple(group.num_blocks(question.source.num_tokens) for group in self._groups)
             else:
-                found.stored = await self._look_up(namespaces, chains)
-            num_tokens = min(self._common_of_chains(found.stored, question), question.max_tokens)
+                reach = found.stored = await self._look_up(namespaces, chains)
+            num_tokens = min(self._common_of_chains(reach, question), question.max_tokens)
             if self._recurrent:
                 num_tokens = await self._last_state(namespaces, question, num_tokens)
             if num_tokens <= question.first_token:
@@ -160,8 +164,10 @@ class Finder:
     def _conclude(self, found: FoundPrefix, question: LookupRequest, num_named: int) -> None:
         """Work out the hit from what the leases say now."""
         ends = self._ends(found)
-        if len(self._groups) == 1 and not self._recurrent:
-            found.stored = (min(rank[0].num_stored for rank in found.chains),)
+        if not found.stored:  # nothing was looked up: what the leases hold
+            found.stored = tuple(
+                min(rank[g].num_stored for rank in found.chains) for g in range(len(self._groups))
+            )
         num_tokens = min(self._common(ends), num_named)
         if self._needs_all and num_tokens < num_named:  # window or state before a shorter end were not pinned
             num_tokens = 0

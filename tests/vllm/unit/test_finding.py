@@ -8,7 +8,8 @@ import pytest
 
 from kvtier.clients import Overloaded
 from kvtier.clients.vllm.groups import Group
-from kvtier.clients.vllm.scheduler.finding import Finder, FoundPrefix
+from kvtier.clients.vllm.scheduler.finding import MAX_BLOCKS, Finder, FoundPrefix
+from kvtier.clients.vllm.scheduler.handover import HandoverSource
 from kvtier.clients.vllm.scheduler.lookups import LookupRequest
 
 
@@ -78,3 +79,71 @@ def test_what_did_not_arrive_is_not_stored() -> None:
 
     asyncio.run(run())
     assert (found.num_tokens, found.stored) == (32, (2,))
+
+
+class Handover:
+    """A client that expects blocks of another host: how many come per group, `None` if it is gone at once."""
+
+    def __init__(self, groups: list[Group], num_arrive: list[int] | None) -> None:
+        self.groups, self.num_arrive = groups, num_arrive
+
+    async def acquire(self, namespace: Any, chain: list[bytes], **_: Any) -> Any:
+        if self.num_arrive is None:
+            lease = LateRank(0, 0)
+        else:
+            lease = LateRank(len(chain), self.num_arrive[namespace.index])
+        lease.num_stored = 0  # of what is expected nothing is stored yet
+        return lease
+
+    def find(self, num_blocks: int, first_token: int = 0) -> FoundPrefix:
+        client: Any = self
+        finder, found = Finder(client, self.groups, ttl_s=30.0, search_wait_s=1.0), FoundPrefix()
+        question = LookupRequest(
+            "s",
+            tuple(n.to_bytes(32, "big") for n in range(num_blocks)),
+            first_token,
+            source=HandoverSource("gone:7070", 0, num_blocks * 16),
+        )
+        namespaces: Any = [
+            [SimpleNamespace(index=g.index, geometry=SimpleNamespace(block_tokens=16)) for g in self.groups]
+        ]
+
+        async def run() -> None:
+            await finder.pin(namespaces, question, found)
+            await finder.wait(found, question)
+
+        asyncio.run(run())
+        return found
+
+
+ONE = [Group(0, 16, 1)]
+TWO = [*ONE, Group(1, 16, 1)]
+WINDOWED = [*ONE, Group(1, 16, 1, window_tokens=40)]
+
+
+@pytest.mark.parametrize("groups", [ONE, TWO, WINDOWED])
+@pytest.mark.parametrize("num_blocks", [8, MAX_BLOCKS + 8])
+def test_nothing_is_stored_by_a_hand_over_from_a_host_that_is_gone(
+    groups: list[Group], num_blocks: int
+) -> None:
+    """Nor before the window, where no call asked; else the computed prompt would never be saved."""
+    for num_arrive in (None, [0] * len(groups)):  # it was gone before, or went while it was waited for
+        found = Handover(groups, num_arrive).find(num_blocks)
+        assert (found.num_tokens, found.stored) == (0, (0,) * len(groups))
+
+
+@pytest.mark.parametrize("groups", [TWO, WINDOWED])
+def test_a_hand_over_that_asks_for_nothing_says_nothing_of_what_is_stored(groups: list[Group]) -> None:
+    found = Handover(groups, None).find(8, first_token=128)
+    assert (found.num_tokens, found.stored) == (0, ())
+
+
+def test_of_a_hand_over_is_stored_what_came() -> None:
+    found = Handover(ONE, [3]).find(8)
+    assert (found.num_tokens, found.stored) == (48, (3,))
+    found = Handover(TWO, [3, 5]).find(8)
+    assert (found.num_tokens, found.stored) == (48, (3, 5))
+    found = Handover(WINDOWED, [8, 7]).find(8)
+    assert (found.num_tokens, found.stored) == (0, (8, 7)), "the window before a shorter end was not pinned"
+    found = Handover(WINDOWED, [8, 8]).find(8)
+    assert (found.num_tokens, found.stored) == (128, (8, 8))
