@@ -68,7 +68,7 @@ PyObject *set_residence(PyObject *module, PyObject *args) {
         residence_change change = {0, 0, 0};
         const uint8_t *end = (const uint8_t *)names.buf + names.len;
         for (const uint8_t *name = names.buf; name < end; name += HASH_BYTES)
-            set_code(table.buf, mask, tag_of_name(name, namespace_id, 0), check_of_name(name, namespace_id), code, &change);
+            set_code(table.buf, mask, name, namespace_id, code, &change);
         answer = Py_BuildValue("LLL", (long long)change.num_entries, (long long)change.num_tombstones,
                                (long long)change.num_dropped);
     }

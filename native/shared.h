@@ -80,8 +80,17 @@ static inline void end_change(uint8_t *header, uint64_t generation) {
 
 /* ---------------------------------------------------------------------------------------- residence table */
 
+static inline uint64_t rotated(uint64_t word) { return word << 29 | word >> 35; }
+
 static inline uint64_t check_of_name(const uint8_t *name, uint64_t namespace_id) {
-    return (word_at(name + 8) ^ namespace_id * GROUP_MIX) & ~CODE_MASK;
+    return word_at(name + 8) ^ rotated(word_at(name + 24)) * NAMESPACE_MIX ^ namespace_id * GROUP_MIX;
+}
+
+/* `check`: of the same name, whole. */
+static inline uint64_t residence_tag(const uint8_t *name, uint64_t namespace_id, uint64_t check) {
+    const uint64_t mixed = rotated(word_at(name + 16)) * GROUP_MIX ^ namespace_id * NAMESPACE_MIX;
+    const uint64_t tag = word_at(name) ^ mixed ^ rotated(check) * NAMESPACE_MIX >> 32;
+    return tag > TOMBSTONE_TAG ? tag : tag + 2;
 }
 
 /* Write the codes of the longest prefix of `names` that is in the table; return how many these are. */
@@ -89,9 +98,13 @@ static inline size_t find_codes(
     const uint64_t *words, uint64_t mask, const uint8_t *names, size_t count, uint64_t namespace_id, uint8_t *codes) {
     for (size_t i = 0; i < count; i++) {
         const uint8_t *name = names + i * HASH_BYTES;
-        if (i + RESIDENCE_AHEAD < count)
-            __builtin_prefetch(words + ((tag_of_name(name + RESIDENCE_AHEAD * HASH_BYTES, namespace_id, 0) & mask) << 1));
-        const uint64_t tag = tag_of_name(name, namespace_id, 0), check = check_of_name(name, namespace_id);
+        if (i + RESIDENCE_AHEAD < count) {
+            const uint8_t *later = name + RESIDENCE_AHEAD * HASH_BYTES;
+            const uint64_t home = residence_tag(later, namespace_id, check_of_name(later, namespace_id)) & mask;
+            __builtin_prefetch(words + (home << 1));
+        }
+        const uint64_t whole = check_of_name(name, namespace_id), check = whole & ~CODE_MASK;
+        const uint64_t tag = residence_tag(name, namespace_id, whole);
         codes[i] = 0;
         for (uint64_t step = 0; step < RESIDENCE_PROBES && !codes[i]; step++) {
             const uint64_t *entry = words + ((tag + step & mask) << 1), there = load_acquire(entry);
@@ -112,7 +125,9 @@ typedef struct {
 } residence_change;
 
 static inline void set_code(
-    uint64_t *words, uint64_t mask, uint64_t tag, uint64_t check, uint64_t code, residence_change *change) {
+    uint64_t *words, uint64_t mask, const uint8_t *name, uint64_t namespace_id, uint64_t code, residence_change *change) {
+    const uint64_t whole = check_of_name(name, namespace_id), check = whole & ~CODE_MASK;
+    const uint64_t tag = residence_tag(name, namespace_id, whole);
     uint64_t *room = NULL;
     for (uint64_t step = 0; step < RESIDENCE_PROBES; step++) {
         uint64_t *entry = words + ((tag + step & mask) << 1), there = *entry;

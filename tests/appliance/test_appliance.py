@@ -13,6 +13,7 @@ from kvtier.appliance.appliance import TURNS_TO_ANSWER, Appliance
 from kvtier.appliance.backends import TierBackends
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import (
+    AwaitBlocks,
     BlockChange,
     Copy,
     FreeSegment,
@@ -22,6 +23,7 @@ from kvtier.appliance.core.instructions import (
     Reply,
     Retract,
     SealSegment,
+    StopAwaiting,
     StoreNamespace,
 )
 from kvtier.appliance.core.results import AcquireResult, PutResult, ReadyFragments, ReleaseResult
@@ -164,8 +166,8 @@ async def until_told(planner: ScriptedPlanner, kind: type) -> ev.Event:
 def test_every_instruction_is_executed_by_somebody() -> None:
     async def main() -> None:
         appliance = build(ScriptedPlanner(), Recorder())
-        of_a_store = set(typing.get_args(Work))  # given only to a planner that has a store
-        assert set(typing.get_args(Instruction)) == set(appliance._execute) | of_a_store
+        of_sources = {*typing.get_args(Work), AwaitBlocks, StopAwaiting}  # of a planner that has a source
+        assert set(typing.get_args(Instruction)) == set(appliance._execute) | of_sources
         await appliance.stop()
 
     run(main())

@@ -82,8 +82,8 @@ FLEET_BREAKS = [
     Break(
         "hosts-are-believed",
         "appliance/fleet/peer_edge.py",
-        "if checksum(into) != told or (",
-        "into[0] ^= 1\n                if (",
+        "if digest != told or (item and",
+        "if item:\n                    memory.view(item.target, 1)[0] ^= 1\n                if (item and",
     ),
     Break(
         "lost-hosts-stay-lost",

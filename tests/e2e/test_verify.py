@@ -81,6 +81,9 @@ def test_rot_is_found_on_demand_and_costs_no_block_that_another_tier_has(
 def test_what_rots_in_every_tier_is_lost_and_said_to_be(served: DaemonThread, tmp_path: Path) -> None:
     scene = Scene(served)
     scene.until(lambda: len(places_of(scene, Tier.NVME)) == 2 * NUM_STORED and not scene.unrest())
+    scene.until(
+        lambda: all(one.now or one.last for one in scene.daemon.scrubber.tiers.values())
+    )  # stands still
     catalog = scene.daemon.planner.catalog
     fragment = catalog.first_fragment[catalog.find(scene.namespace.namespace_id, scene.blocks[5])]
     rot_records(scene, tmp_path, [catalog.place[Tier.NVME][fragment]])

@@ -71,7 +71,7 @@ static void *write_table(void *unused) {
     for (int round = 0; round < num_rounds; round++) {
         const int name = round % NUM_NAMES;
         const uint64_t code = round / NUM_NAMES % 3 ? (uint64_t)name + 1 : 0;
-        set_code(table, TABLE_MASK, tag_of_name(names[name], 1, 0), check_of_name(names[name], 1), code, &change);
+        set_code(table, TABLE_MASK, names[name], 1, code, &change);
         rest(round);
     }
     __atomic_store_n(&is_over, 1, __ATOMIC_RELEASE);
@@ -109,8 +109,10 @@ int main(int count, char **arguments) {
     headers[0] = 1;
     for (int name = 0; name < NUM_NAMES; name++) {
         memset(names[name], 0x40 + name, HASH_BYTES);
-        names[name][0] = (uint8_t)(name / 2); /* two by two they begin at one entry */
-        memset(names[name] + 1, 0, 6);
+        memset(names[name], 0, sizeof(uint64_t));
+        const uint64_t rest = residence_tag(names[name], 1, check_of_name(names[name], 1));
+        const uint64_t first = rest ^ (uint64_t)(name / 2 + 2); /* two by two they begin at one entry */
+        memcpy(names[name], &first, sizeof first);
     }
     return run("slots", write_slots, read_slots) | run("table", write_table, read_table);
 }

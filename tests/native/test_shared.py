@@ -68,7 +68,9 @@ def _mapped(writer: ResidenceWriter) -> Any:
 
 def test_a_table_without_room_says_so() -> None:
     writer = ResidenceWriter(LOG2_ENTRIES, 1, 3)
-    names = [bytes(9) + number.to_bytes(2, "little") + bytes(21) for number in range(MAX_PROBES + 5)]
+    tails = [bytes(1) + number.to_bytes(2, "little") + bytes(21) for number in range(MAX_PROBES + 5)]
+    heads = [keys_of(bytes(8) + tail, 1).tag ^ 77 for tail in tails]  # so that all have the tag 77
+    names = [head.to_bytes(8, "little") + tail for head, tail in zip(heads, tails, strict=True)]
     writer.set(b"".join(names), 1, 1)
     assert (writer.num_entries, writer.num_dropped, writer.is_half_full) == (MAX_PROBES, 5, False)
     writer.set(bytes([7]) * 32, 1, 1)
@@ -77,6 +79,17 @@ def test_a_table_without_room_says_so() -> None:
     writer.set(b"".join(names), 1, 0)
     assert (writer.num_entries, writer.num_tombstones, writer.check_integrity()) == (0, 0, [])
     writer.close()
+
+
+def test_names_that_are_no_hashes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompt and block counted in text, which differ in few of 32 bytes."""
+    names = [b"%16d/%15d" % (number, block) for number in range(20) for block in range(20)]
+    for used in (native, None):
+        monkeypatch.setattr(writing, "native", used)
+        writer = ResidenceWriter(12, 1, 3)
+        writer.set(b"".join(names), 1, 1)
+        assert (writer.num_entries, writer.num_dropped, writer.check_integrity()) == (400, 0, [])
+        writer.close()
 
 
 @pytest.mark.parametrize("seed", range(30))

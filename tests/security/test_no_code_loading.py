@@ -44,6 +44,7 @@ ALLOWED = {
     ("clients/memory/fragments.py", "importlib.import_module"): "torch, by name, where a tensor is wanted",
     ("appliance/cli/app.py", "importlib.import_module"): "commands from a table, when they are called",
     ("clients/lmcache/__init__.py", "importlib.import_module"): "public names from a table, on first use",
+    ("clients/llamacpp/__init__.py", "importlib.import_module"): "public names from a table, on first use",
     (
         "clients/transformers/__init__.py",
         "importlib.import_module",

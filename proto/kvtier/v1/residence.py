@@ -4,12 +4,13 @@ The daemon writes it into a sealed memfd, which clients map read-only (MapExtent
 header page, then entries of 16 bytes, open addressing: tag, then value. A block is found within MAX_PROBES
 steps of `tag & mask`, or it is not here.
 
-    tag      first 8 bytes of the prefix hash, mixed with the namespace; EMPTY or TOMBSTONE: no block
-    value    the next 8 bytes, mixed too, but for the lowest: the block's tier, by its number on the wire
+    tag      all words of the prefix hash, mixed with the namespace; EMPTY or TOMBSTONE: no block
+    value    words 1 and 3, mixed too, but for the lowest byte: the block's tier, by its number on the wire
 
 Value and tag are stored in this order, and an entry's tag is taken away before another block gets it: a
-reader that finds a tag beside a value of another block goes on. So 120 bits of a name are compared, and two
-blocks with names that agree in them, which only a client of the same domain can bring about, count as one.
+reader that finds a tag beside a value of another block goes on. So 120 bits made of all 32 bytes of a name
+are compared, and two blocks of which these agree, which only a client of the same domain can bring about,
+count as one. Names need not be hashes: some count their blocks in the last bytes.
 
 `state` says what it means that a block is not here; a reader loads it after it has searched. Prices are
 copied out between two equal, even loads of their `version`.
@@ -52,10 +53,15 @@ class Keys(NamedTuple):
 
 def keys_of(prefix_hash: bytes, namespace_id: int) -> Keys:
     """Return tag and value, without a tier, of a block."""
-    first, second = struct.unpack_from("<QQ", prefix_hash)
-    tag = first ^ (namespace_id * _NAMESPACE_MIX & _MASK64)
-    check = (second ^ (namespace_id * _GROUP_MIX & _MASK64)) & _CHECK_MASK
-    return Keys(tag if tag > TOMBSTONE_TAG else tag + 2, check)
+    first, second, third, fourth = struct.unpack("<QQQQ", prefix_hash)
+    check = second ^ ((_rotated(fourth) * _NAMESPACE_MIX ^ namespace_id * _GROUP_MIX) & _MASK64)
+    tag = first ^ ((_rotated(third) * _GROUP_MIX ^ namespace_id * _NAMESPACE_MIX) & _MASK64)
+    tag ^= (_rotated(check) * _NAMESPACE_MIX & _MASK64) >> 32
+    return Keys(tag if tag > TOMBSTONE_TAG else tag + 2, check & _CHECK_MASK)
+
+
+def _rotated(word: int) -> int:
+    return (word << 29 | word >> 35) & _MASK64
 
 
 def file_bytes(log2_entries: int) -> int:
