@@ -3,7 +3,7 @@
 One stream for each chain that is awaited, to the host that the runtime named. What it says goes into that
 host's inventory, so that a fetch finds it as it finds everything else. The inventory's own stream was
 rejected for this: it tells of all blocks, 20 times a second, and the last block of a prompt would come 50 ms
-later.
+later. At most MAX_AWAITS chains are awaited at one host: what is beyond is not waited for.
 """
 
 import asyncio
@@ -56,23 +56,30 @@ class Awaits:
 
     async def _follow(self, work: AwaitBlocks) -> None:
         """Pass on what a host tells, until it has told of all blocks, is gone, or time is over."""
-        host, told = self._hosts.at(work.source), 0
-        if host is not None and host.is_live:
-            epoch = host.epoch
-            while host.is_live and host.epoch == epoch and host.stub is not None:
-                try:
-                    told = await self._listen(host, host.stub, work, told)
-                    break
-                except (grpc.aio.AioRpcError, grpc.aio.BaseError, OSError) as failure:
-                    log.debug("host %s: %s", host.address, failure)
-                    if isinstance(failure, grpc.aio.AioRpcError) and not _is_of_channel(failure):
-                        break
-                except asyncio.CancelledError:  # by `execute`, or by the end of the channel under this call
-                    if work.number not in self._tasks:
-                        raise
-                await asyncio.sleep(RETRY_S)  # its stream may have been opened anew, for other namespaces
+        host, told, domain = self._hosts.at(work.source), 0, work.identity.domain
+        if host is not None and host.is_live and host.awaits.take(domain, 1):
+            try:
+                told = await self._follow_at(host, work)
+            finally:
+                host.awaits.give(domain, 1)
         if self._tasks.pop(work.number, None) is not None:
             self._deliver(BlocksTold(work.number, told, is_over=True))
+
+    async def _follow_at(self, host: FleetHost, work: AwaitBlocks) -> int:
+        """Pass on what `host` tells in this life of it; return the number of blocks told of."""
+        epoch, told = host.epoch, 0
+        while host.is_live and host.epoch == epoch and host.stub is not None:
+            try:
+                return await self._listen(host, host.stub, work, told)
+            except (grpc.aio.AioRpcError, grpc.aio.BaseError, OSError) as failure:
+                log.debug("host %s: %s", host.address, failure)
+                if isinstance(failure, grpc.aio.AioRpcError) and not _is_of_channel(failure):
+                    break
+            except asyncio.CancelledError:  # by `execute`, or by the end of the channel under this call
+                if work.number not in self._tasks:
+                    raise
+            await asyncio.sleep(RETRY_S)  # its stream may have been opened anew, for other namespaces
+        return told
 
     async def _listen(
         self, host: FleetHost, stub: "PeerServiceAsyncStub", work: AwaitBlocks, told: int

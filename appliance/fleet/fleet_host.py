@@ -11,6 +11,7 @@ import grpc
 from ...sources.peers.connection import break_off, is_quiet
 from ...sources.peers.inventory import HostInventory
 from ...v1.types_pb2 import HostLoad
+from ..core.shares import Shares
 from .fleet_tls import FleetTls
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 MAX_IDLE: Final = 4  # data connections kept for the next fetch, of each host
 MAX_FETCHES: Final = 4  # from one host at a time
+#: Chains awaited at one host, each by a stream: of the 32 of its channel half are left for tickets and the
+#: inventory. Of one isolation domain as many as it leaves free.
+MAX_AWAITS: Final = 16
 DISTRUST_S: Final = 60.0  # for which a host that sent other bytes than it announced is not asked
 PAUSE_S: Final = 1.0  # for which a host that refused or failed is not asked
 MAX_PAUSE_S: Final = 8.0  # and one that keeps silent, time after time
@@ -40,6 +44,7 @@ class FleetHost:
         self.tells_tiers = False
         self.num_fetches = 0  # under way, and waiting for their turn
         self.turns = asyncio.Semaphore(MAX_FETCHES)
+        self.awaits = Shares(MAX_AWAITS)
         self.pause_until = 0.0
         self.bytes_per_s = 0.0  # of the latest fetches; 0: there was none
         self.counters: Counter[str] = Counter()

@@ -202,6 +202,8 @@ class IndexedHosts:
             self._is_proven, self._pause_s = True, PAUSE_S
         except (DirectoryError, TimeoutError) as failure:
             self._fail(str(failure) or "no answer in time")
+        except Exception as failure:  # of the client: a look is answered all the same
+            self._fail(repr(failure)[:200])
         return found
 
     def _remember(self, keys: Sequence[bytes], answers: Sequence[frozenset[int]]) -> list[frozenset[int]]:

@@ -7,6 +7,7 @@ begins again later, with all that is held then, so nothing that could not be wri
 """
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -17,6 +18,8 @@ from ...sources.directories.addresses import DirectoryError
 from ...sources.directories.redis_index import KEY_TTL_S, HolderIndex, bundle_key
 from ...sources.peers.inventory import NAME_BYTES, HostInventory
 from ...v1 import peer_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 REFRESH_S: Final = KEY_TTL_S / 2
 STEP_KEYS: Final = 64  # in one batch: 1 ms or so of the event loop
@@ -70,7 +73,7 @@ class HoldingsWriter:
                 retry_s = RETRY_S
                 continue
             if not isinstance(failure, DirectoryError):
-                raise failure
+                log.error("what this host holds was not written into the index", exc_info=failure)
             self.counters["index_writes_failed"] += 1
             await asyncio.sleep(retry_s * (0.5 + random.random() / 2))
             retry_s = min(2 * retry_s, MAX_RETRY_S)

@@ -89,10 +89,13 @@ class Meeting:
                     if not self.own.address:
                         self.own = self.own._replace(address=await asyncio.to_thread(self._address))
                     met = await self._directory.meet(self.own)
+                self._succeeded(met, loop.time())
             except (DirectoryError, OSError) as failure:
                 self._failed(str(failure) or f"no answer within {MEET_S:g} s")
-            else:
-                self._succeeded(met, loop.time())
+            except Exception as failure:
+                if self.problem != (problem := repr(failure)[:200]):
+                    log.error("meeting the other hosts failed; it is tried again", exc_info=failure)
+                self._failed(problem)
             pause_s = (RETRY_S if self.problem else BEAT_S) * (0.75 + random.random() / 4)
             self._is_due.clear()
             with suppress(TimeoutError):
@@ -129,8 +132,9 @@ class Meeting:
         self.lives.meet(met.records, self.own.epoch, now)
         self._tell_of_twins()
         if self.lives.records != self._told:
-            self._told = dict(self.lives.records)
-            self._changed(self._told)
+            told = dict(self.lives.records)
+            self._changed(told)
+            self._told = told
         self.met(met.is_new)
 
     def _tell_of_twins(self) -> None:

@@ -31,7 +31,6 @@ from .holdings import MAX_DIGESTS, Holdings
 TICKET_S: Final = 5.0  # from its issue until a connection shows it
 SEND_S: Final = 30.0  # from its issue until all has arrived
 MAX_TICKETS: Final = 16
-MAX_AWAITED: Final = 256  # chains that other hosts wait for, each by a stream
 MAX_AWAIT_S: Final = 600.0
 MAX_BACKLOG_S: Final = 0.25  # of bytes beyond the send limit, that are promised already
 RETRY_S: Final = 0.1
@@ -72,7 +71,6 @@ class PeerService:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[bytes, DataTicket] = {}  # that no connection showed yet
         self._num_acquiring = 0
-        self._num_awaited = 0
         self._used: set[DataTicket] = set()
         self._clients: dict[str, ConnectedClient] = {}  # by isolation domain
         self.data_port = 0
@@ -129,17 +127,12 @@ class PeerService:
     ) -> AsyncIterator[pb.AwaitBlocksResponse]:
         """Yield how many blocks of a chain can be read, whenever it is more. Raises ApplianceError."""
         namespace, names = self._asked(request.epoch, request.namespace_digest, request.prefix_hashes)
-        if self._num_awaited >= MAX_AWAITED:
-            raise error("TOO_MANY_IN_FLIGHT", f"{MAX_AWAITED} chains are awaited here; compute", RETRY_S)
-        self._num_awaited += 1
         try:
             async with asyncio.timeout(min(request.deadline_ms / 1000, MAX_AWAIT_S)):
                 async for num_blocks in self.holdings.grows(namespace, names):
                     yield pb.AwaitBlocksResponse(num_blocks=num_blocks)
         except TimeoutError:
             pass
-        finally:
-            self._num_awaited -= 1
 
     def _asked(self, epoch: int, digest: bytes, packed: bytes) -> tuple[NamespaceEntry, list[bytes]]:
         """Return what a request of another host is about. Raises ApplianceError."""

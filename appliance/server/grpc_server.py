@@ -50,6 +50,9 @@ MAX_OPEN_STREAMS = 64
 #: Streams of block events; a tenant may have as many as it leaves free. Each sends every change: beside 250
 #: of them and puts, other tenants' calls took 12 ms where they take 0.1.
 MAX_WATCHES = 64
+#: Streams of chains that other hosts await (PeerService.AwaitBlocks); a host may have as many as it leaves
+#: free. Apart from MAX_CALLS: all hosts may be one principal, and none may push out another's inventory.
+MAX_AWAITED = 64
 HEADROOM_BYTES = 64 << 10  # a message may be a payload's limit and its own framing
 SERVICES = (
     kvcache_pb2.DESCRIPTOR.services_by_name["KVCacheService"],
@@ -77,6 +80,7 @@ OPTIONS: Final = {
     "grpc.http2.max_pings_without_data": 0,  # as many as it takes: a stream may wait for hours
 }
 
+AWAITS: Final = ", awaited chains"  # the kind of calls that `MAX_AWAITED` bounds, by the host that calls
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler = Callable[[Caller, Any], Any]
 
@@ -201,6 +205,7 @@ class GrpcServer:
         self._probe = QueueProbe(self._server, self._admission)
         self._calls = Shares(MAX_CALLS)
         self._open_streams = Shares(MAX_OPEN_STREAMS)
+        self._awaited = Shares(MAX_AWAITED)
         for descriptor in SERVICES:
             self._serve(descriptor, handlers[descriptor.name])
         self._is_leaving = False
@@ -320,6 +325,7 @@ class GrpcServer:
         """
         right = right_of(method.containing_service.name, method.name)
         takes, gives = _codecs(method)
+        kind = AWAITS if method.name == "AwaitBlocks" else ", streams"
 
         async def unary(requests: Any, context: Context) -> Any:
             try:
@@ -333,7 +339,7 @@ class GrpcServer:
 
         async def stream(requests: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with self._admitted(context, right, ", streams") as caller:
+                with self._admitted(context, right, kind) as caller:
                     answers = handler(caller, takes(await _message(context)))
                     async with contextlib.aclosing(answers):
                         async for answer in answers:
@@ -369,7 +375,10 @@ class GrpcServer:
                 lane, now_ns + (math.inf if remaining_s is None else remaining_s * 1e9), now_ns
             )
             self._probe.send_if_due()
-        if not self._calls.take(lane + kind, 1):
+        calls, holder = self._calls, lane + kind
+        if kind == AWAITS:
+            calls, holder = self._awaited, self._listeners.peer_of(context)
+        if not calls.take(holder, 1):
             message = f"{lane}{kind}: too many calls in progress; end some"
             raise self._admission.refusal(lane, message, now_ns)
         try:
@@ -379,7 +388,7 @@ class GrpcServer:
                 self._rates.charge(caller, self._clock())
             yield caller
         finally:
-            self._calls.give(lane + kind, 1)
+            calls.give(holder, 1)
 
 
 def snake_case(name: str) -> str:

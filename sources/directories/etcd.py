@@ -124,7 +124,9 @@ class EtcdDirectory:
                 iter([request]), timeout=CALL_S, metadata=metadata
             )
             answers: Iterator[T] = iter(stream)
-            return next(answers)
+            if (told := next(answers, None)) is None:
+                raise OSError("no answer")
+            return told
         answer: T = channel.unary_unary(path, encode, decode)(request, timeout=CALL_S, metadata=metadata)
         return answer
 

@@ -125,3 +125,26 @@ def test_hosts_that_share_no_protocol_are_refused_with_words() -> None:
     assert refusal_of(1, 1) == refusal_of(9, 1) == ""
     assert "upgrade this host" in refusal_of(9, 2)
     assert "upgrade it" in refusal_of(0, 0)
+
+
+def test_an_unexpected_error_is_tried_again_as_a_directory_that_does_not_answer() -> None:
+    """Before: it ended the task, and the host was in the directory no more."""
+
+    async def main(one: Scene) -> None:
+        assert await one.met.get()
+        changed, lost = one.meeting._changed, asyncio.Event()
+
+        def fails_once(lives: Mapping[int, HostRecord]) -> None:
+            one.meeting._changed = changed
+            raise KeyError("of the client")
+
+        one.meeting._changed, one.meeting.lost = fails_once, lost.set
+        one.enter(OTHER)
+        one.meeting.hurry()
+        await lost.wait()
+        assert one.meeting.problem == "KeyError('of the client')"
+        assert not await one.again()
+        assert await one.told.get() == {2: OTHER}
+        assert one.meeting.counters["directory_failed"] == 1
+
+    scene(main)
