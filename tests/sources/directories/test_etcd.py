@@ -1,5 +1,6 @@
 """What an etcd answers that is not as it should be."""
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +28,8 @@ def test_a_stream_that_ends_without_an_answer_is_an_error_of_the_directory() -> 
         directory._lease = 1
         try:
             with pytest.raises(DirectoryError, match="no answer"):
-                await directory.meet(HostRecord(1, "10.0.0.1:7070", "own"))
+                async with asyncio.timeout(10):
+                    await directory.meet(HostRecord(1, "10.0.0.1:7070", "own"))
         finally:
             await directory.close()
 
