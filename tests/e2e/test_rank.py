@@ -31,8 +31,9 @@ def rank(host: Host, chain: int, queues: dict[str, float] | None = None) -> Rank
 
 
 def best(host: Host, chain: int) -> str:
-    """Return the address of the host that comes first."""
-    return rank(host, chain).hosts[0].address
+    """Return the address of the host that comes first; empty while all are equal."""
+    first = rank(host, chain).hosts[0]
+    return first.address if first.num_held == CHAIN_BLOCKS else ""
 
 
 def test_every_host_names_the_one_that_has_the_prompt(tmp_path: Path) -> None:

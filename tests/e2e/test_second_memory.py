@@ -164,7 +164,8 @@ def test_a_client_without_shared_memory_learns_the_same_tiers(filled: Daemon) ->
 def test_tiers_are_given_by_name(filled: Daemon) -> None:
     with Client(filled.target, timeout=PATIENT) as client:
         namespace = client.register(IDENTITY)
-        chain = next(c for c in range(NUM_CHAINS) if "nvme" in labels(client, namespace, c))
+        found = {chain: labels(client, namespace, chain) for chain in range(NUM_CHAINS)}
+        chain = next(c for c, tiers in found.items() if "nvme" in tiers and len(tiers) == CHAIN_BLOCKS)
         with client.pin(namespace, names_of(chain), ttl_s=60.0, floor="cxl") as pin:
             assert pin.num_blocks == CHAIN_BLOCKS
             until(lambda: not {"nvme"} & set(labels(client, namespace, chain)))
