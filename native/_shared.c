@@ -184,7 +184,7 @@ PyObject *read_blocks(PyObject *module, PyObject *args) {
         PyErr_NoMemory();
     else
         num_blocks = names.len / HASH_BYTES, num_read = 0;
-    /* Extents are held one at a time: whoever maps them here keeps them mapped (clients/memory/extents.py). */
+    /* Extents are held one at a time: those that are mapped here stay mapped (clients/memory/extents.py). */
     int status = 1;
     for (Py_ssize_t block = 0; status > 0 && block < num_blocks; block++)
         for (Py_ssize_t group = 0; status > 0 && group < num_groups; group++) {

@@ -16,7 +16,7 @@ enum {
     HEADER_BYTES = 128,
     MAX_PROBES = 32,
     RESIDENCE_PROBES = 128,
-    RESIDENCE_AHEAD = 12, /* names whose entries are fetched before they are looked at: memory answers in parallel */
+    RESIDENCE_AHEAD = 12, /* names ahead, of which entries are fetched early: memory answers in parallel */
     EMPTY_TAG = 0,
     TOMBSTONE_TAG = 1,
 };
@@ -51,7 +51,7 @@ typedef struct {
 static inline uint64_t generation_of(
     const uint8_t *header, const wanted_fragment *wanted, uint64_t data_bytes, uint64_t *offset) {
     const uint64_t generation = load_acquire(header);
-    uint64_t words[9]; /* one load each: what is checked is what is used, whoever else writes there */
+    uint64_t words[9]; /* one load each: what is checked is what is used, whatever is written there meanwhile */
     for (int i = 0; i < 9; i++) words[i] = load_relaxed(header + 8 + 8 * i);
     *offset = words[1];
     const int is_right = !(generation & 1) && words[0] == wanted->identity && words[2] == wanted->length &&
@@ -156,7 +156,7 @@ static inline void set_code(
     }
     change->num_tombstones -= *room == TOMBSTONE_TAG;
     change->num_entries++;
-    __atomic_store_n(room + 1, check | code, __ATOMIC_RELAXED); /* before the tag: who sees that sees this */
+    __atomic_store_n(room + 1, check | code, __ATOMIC_RELAXED); /* before the tag: a reader that sees that sees this */
     __atomic_store_n(room, tag, __ATOMIC_RELEASE);
 }
 

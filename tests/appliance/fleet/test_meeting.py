@@ -1,4 +1,4 @@
-"""A directory adds hosts and loses none that is there: whatever happens to it, who is known stays known."""
+"""A directory adds hosts and loses none that is there: whatever happens to it, known hosts stay known."""
 
 import asyncio
 from collections.abc import Mapping
