@@ -177,7 +177,7 @@ CALLERS = [
     Mend(
         "4c",
         "pins on one block",
-        "16,384 on 4 KiB refused everybody else's for days",
+        "16,384 on 4 KiB refused those of all other tenants for days",
         "{pins_on_one_block:.0f} count as one; of 40 blocks of pins a tenant has {pinned_blocks:.0f}",
         (
             _SHARES + "test_many_pins_on_one_block_do_not_use_up_the_bytes_of_others",

@@ -269,7 +269,7 @@ STATE = [
     ),
     Mend(
         "11a",
-        "a tenant, or whoever sends `kv_hints` to its engine, states retention",
+        "a tenant, or a user that sends `kv_hints` to its engine, states retention",
         "0 of 6 blocks of another tenant stay below the watermark",
         "{retained_beside:.0f} of 6, its half of what there may be",
         (
