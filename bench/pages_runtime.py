@@ -1,6 +1,6 @@
 """A runtime in a process of its own, with paged KV tensors on a GPU: the other side of bench.pages.
 
-    python -m bench.pages_runtime TARGET cuda|fake|free BLOCKS LAYERS LAYERS_PER_GROUP
+    python -m bench.pages_runtime TARGET cuda|fake BLOCKS LAYERS LAYERS_PER_GROUP
 
 Answers lines of stdin with lines of JSON: `put`, `get ROUNDS`, `layers`, `torch ROUNDS`, `archive`, `quit`.
 Pages are vLLM's (one tensor a layer, K and V of a head side by side); what is put lies in the first half of
@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.free_device import FreeExporter
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.options import Timeout
 from tests.e2e.direct_device import FakeExporter
@@ -138,29 +137,6 @@ class Fake:
         return time.perf_counter() - began_at
 
 
-class Free:
-    """Implements Kit on a device that copies nothing (bench.host_cost): no byte is looked at."""
-
-    def __init__(self) -> None:
-        self.exporter = FreeExporter()
-
-    def tensors(self, num_layers: int, num_pages: int) -> Sequence[Any]:
-        shape = (num_pages, TOKENS, HEADS, 2 * DIM)
-        return [self.exporter.tensor(shape).swapaxes(1, 2) for _ in range(num_layers)]
-
-    def fill(self, num_blocks: int) -> None:
-        pass
-
-    def is_same(self, ids: Sequence[int]) -> bool:
-        return True
-
-    def wait(self, event: Any) -> None:
-        pass
-
-    def copy_s(self, num_blocks: int) -> float:
-        return 0.0
-
-
 class PageRuntime:
     """One registration and one chain."""
 
@@ -224,7 +200,7 @@ class PageRuntime:
 
 
 def main(target: str, kind: str, num_blocks: str, num_layers: str, layers_per_group: str) -> None:
-    kinds: dict[str, Callable[[], Kit]] = {"cuda": Torch, "fake": Fake, "free": Free}
+    kinds: dict[str, Callable[[], Kit]] = {"cuda": Torch, "fake": Fake}
     kit = kinds[kind]()
     runtime = PageRuntime(target, kit, int(num_blocks), int(num_layers), int(layers_per_group))
     commands: dict[str, Callable[..., dict[str, Any]]] = {

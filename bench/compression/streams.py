@@ -5,10 +5,9 @@ values as a transformer makes them; rounds alternate between the codecs, every o
 is compared with what was put after the clock has stopped. Daemon, client and the encoding share the
 processors of this machine, which on two machines they would not.
 
-The link: as root, the loopback of a network namespace of its own, shaped by the kernel (`unshare`, `tc ...
-tbf`); for others a relay (relay.py), which costs processor itself. All of it asks the scheduler for short
-slices: beside other work late wake-ups are measured instead of the codec, and a stream wakes up ten
-thousand times a second.
+The link: the loopback of a network namespace of its own, shaped by the kernel (`unshare`, `tc ... tbf`), as
+root. All of it asks the scheduler for short slices: beside other work late wake-ups are measured instead of
+the codec, and a stream wakes up ten thousand times a second.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,17 +56,13 @@ class StreamSide:
 class ShapedLink:
     """A network of a given rate, given up with `stack`."""
 
-    def __init__(self, bytes_per_s: float, folder: Path, stack: ExitStack) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._folder = folder
+    def __init__(self, bytes_per_s: float, stack: ExitStack) -> None:
         self._stack = stack
         self._num_ends = 0
-        self.is_shaped = IN_NAMESPACE in os.environ
-        if self.is_shaped:
-            rate = f"{int(bytes_per_s * 8e-6)}mbit"
-            words = f"tc qdisc replace dev lo root tbf rate {rate} burst 1mb latency 50ms"
-            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            subprocess.run(words.split(), check=True)
+        rate = f"{int(bytes_per_s * 8e-6)}mbit"
+        words = f"tc qdisc replace dev lo root tbf rate {rate} burst 1mb latency 50ms"
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        subprocess.run(words.split(), check=True)
 
     def spawn(self, *words: str) -> None:
         """Run a module until the stack is left."""
@@ -81,22 +74,12 @@ class ShapedLink:
 
     def serve(self, settings: dict[str, str]) -> str:
         """Start a daemon at the other end; return where it is to be reached."""
-        number = self._num_ends
+        target = f"127.0.0.1:{FIRST_PORT + self._num_ends}"
         self._num_ends += 1
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        if self.is_shaped:
-            target = f"127.0.0.1:{FIRST_PORT + number}"
-            words += ["--set", "access.insecure=true", "--listen", target]
-            self.spawn("kvtier.appliance.cli", "serve", *words)
-            return target
-        near, far = (self._folder / f"{number}.{end}" for end in ("near", "far"))
-        self.spawn("kvtier.appliance.cli", "serve", *words, "--listen", f"unix://{far}")
-        deadline_at = time.monotonic() + WAIT_S
-        while not far.exists():
-            assert time.monotonic() < deadline_at, "the daemon did not start"
-            time.sleep(0.1)
-        self.spawn("bench.compression.relay", str(near), str(far), str(self._bytes_per_s))
-        return f"unix://{near}"
+        words += ["--set", "access.insecure=true", "--listen", target]
+        self.spawn("kvtier.appliance.cli", "serve", *words)
+        return target
 
 
 def start(codec: str, link: ShapedLink, dram_bytes: int, stack: ExitStack) -> StreamSide:
@@ -170,7 +153,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--warm", type=int, default=8, help="rounds before those, in which `auto` asks most")
     arguments = parser.parse_args()
-    if os.geteuid() == 0 and shutil.which("tc") and IN_NAMESPACE not in os.environ:
+    if IN_NAMESPACE not in os.environ:
+        if os.geteuid() != 0 or shutil.which("tc") is None:
+            parser.error("run it as root, with tc of Debian's package iproute2")
         os.environ[IN_NAMESPACE] = "1"
         words = ["unshare", "--net", sys.executable, "-m", "bench.compression.streams", *sys.argv[1:]]
         os.execvp(words[0], words)
@@ -180,19 +165,16 @@ def main() -> None:
     data = blocks_like_kv(arguments.blocks, seed=1)
     into = np.zeros_like(data)
     for rate in arguments.rates:
-        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        with ExitStack() as stack:
             dram_bytes = (arguments.warm + arguments.rounds + 1) * data.nbytes
-            link = ShapedLink(rate * 1e9, Path(folder), stack)
+            link = ShapedLink(rate * 1e9, stack)
             sides = [start(codec, link, dram_bytes, stack) for codec in arguments.codecs]
             for round_number in range(arguments.warm + arguments.rounds):
                 for side in sides if round_number % 2 else reversed(sides):
                     measure(side, round_number, data, into)
             for side in sides:
                 del side.gets_s[: arguments.warm], side.puts_s[: arguments.warm]
-            how = "shaped by the kernel" if link.is_shaped else "through a relay"
-            print(
-                f"\na link of {rate} GB/s {how}, {data.nbytes // MIB} MiB a call, {arguments.rounds} rounds"
-            )
+            print(f"\na link of {rate} GB/s, {data.nbytes // MIB} MiB a call, {arguments.rounds} rounds")
             head = ["codec", "get GB/s", "of identity", "put GB/s", "of identity"]
             print(render(head, rows_of(sides, data.nbytes)), flush=True)
 
