@@ -38,11 +38,12 @@ $(VENV)/.ready-demo: $(VENV)/.ready requirements-demo.txt
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo
 
-# A host that is destroyed with its disk, and another one that reads what it computed; STORE=s3://... takes a real store,
-# STORE=mooncake starts a pool of three processes and kills one, STORE=mooncake://MASTER:PORT takes a running one.
+# A host that is destroyed with its disk, and two that read what it computed. STORE=ceph starts Ceph's gateway and says which
+# command installs it where it is missing; STORE=s3://... takes a store of yours, STORE=mooncake starts a pool of three
+# processes and kills one, STORE=mooncake://MASTER:PORT takes a running one. PICTURE=FILE.svg draws what was printed.
 DEMO_VENV := $(if $(filter mooncake%,$(STORE)),.venv-mooncake,$(VENV))
 demo-store: $(DEMO_VENV)/.ready-demo
-	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE)
+	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE) $(addprefix --picture ,$(PICTURE))
 
 # Three hosts that read from each other's memory, in network namespaces where root may make them; LINK="netem delay 5ms
 # loss 1%" takes other words of `tc qdisc`.

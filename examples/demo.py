@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvtier.clients import Client, KvtierError, Session, Tier
 
@@ -53,6 +53,16 @@ class DemoReader:
     num_turns: int = 0
 
 
+class BegunTurn(NamedTuple):
+    """A question that was answered without kvtier, and what was loaded to answer it once more."""
+
+    reader: DemoReader
+    without_s: float
+    expected: "Generation"
+    load_s: float
+    cache: "TieredCache"
+
+
 @dataclass(slots=True)
 class Totals:
     """What happened so far."""
@@ -67,6 +77,8 @@ class Totals:
 
 class Demo:
     """The story, act by act."""
+
+    patience_s = 0.0  # for which `load` asks for the whole of a prompt
 
     def __init__(self, screen: Screen, daemon: ExampleDaemon, client: Client, num_threads: int) -> None:
         # torch and transformers take seconds to import, and something should be on the screen before that
@@ -86,37 +98,57 @@ class Demo:
 
     def turn(self, reader: DemoReader) -> int:
         """Answer one question without and with kvtier, print the row; return how many tokens were reused."""
-        screen, model, store = self.screen, self.model, self.store
+        return self.finish(self.begin(reader))
+
+    def begin(self, reader: DemoReader) -> BegunTurn:
+        """Answer one question without kvtier, and load what is stored of its prompt."""
         reader.tokens += turn_tokens(READERS[reader.name][reader.num_turns])
         reader.num_turns += 1
+        with self.screen.busy(f"{reader.name}, turn {reader.num_turns}: without kvtier"):
+            without_s, expected = self.answer_without(reader.tokens)
+        with self.screen.busy(f"{reader.name}, turn {reader.num_turns}: loading"):
+            return BegunTurn(reader, without_s, expected, *self.load(reader.tokens, reader.name))
+
+    def finish(self, begun: BegunTurn) -> int:
+        """Answer with what was loaded, store the rest, print the row; return how many tokens were reused."""
+        model, reader, cache = self.model, begun.reader, begun.cache
         tokens = reader.tokens
-
-        with screen.busy(f"{reader.name}, turn {reader.num_turns}: without kvtier"):
-            without_s, expected = self.answer_without(tokens)
-
-        with screen.busy(f"{reader.name}, turn {reader.num_turns}: with kvtier"):
-            began_at, cache = self.load(tokens, reader.name)
+        with self.screen.busy(f"{reader.name}, turn {reader.num_turns}: with kvtier"):
+            began_at = time.perf_counter()
             logits = model.prefill(tokens, cache)
-            with_s = time.perf_counter() - began_at
+            with_s = begun.load_s + time.perf_counter() - began_at
             answer = model.decode(logits, cache, NUM_ANSWER_TOKENS)
             # Not the answer: the next turn sends it as part of its prompt, and prefills it in whole steps.
-            report = cache.save(num_tokens=len(store.hashes(tokens)) * store.block_tokens)
+            report = cache.save(num_tokens=len(self.store.hashes(tokens)) * self.store.block_tokens)
 
-        identical = answer.equals(expected)
-        screen.row(reader.name, reader.num_turns, len(tokens), cache.reuse, without_s, with_s, identical)
+        identical = answer.equals(begun.expected)
+        row = reader.name, reader.num_turns, len(tokens), cache.reuse, begun.without_s, with_s, identical
+        self.screen.row(*row)
         reader.tokens = tokens + answer.tokens
         totals = self.totals
         totals.num_turns += 1
         totals.num_different += not identical
-        totals.without_s += without_s
+        totals.without_s += begun.without_s
         totals.with_s += with_s
         totals.reused_tokens += cache.reuse.num_tokens
         totals.refused_blocks += report.num_refused
         return cache.reuse.num_tokens
 
     def load(self, tokens: list[int], session: str) -> tuple[float, "TieredCache"]:
-        """Load the longest stored prefix of a prompt; return when that began, and the cache."""
-        return time.perf_counter(), self.store.load(tokens, session=session)
+        """Load the longest stored prefix of a prompt; return the seconds it took, and the cache.
+        Repeated for `patience_s` at most, until all `loadable_tokens` are there; only the last one counts."""
+        ends_at = time.monotonic() + self.patience_s
+        while True:
+            began_at = time.perf_counter()
+            cache = self.store.load(tokens, session=session)
+            load_s = time.perf_counter() - began_at
+            if cache.reuse.num_tokens >= self.loadable_tokens(tokens) or time.monotonic() >= ends_at:
+                return load_s, cache
+            time.sleep(0.05)
+
+    def loadable_tokens(self, tokens: list[int]) -> int:
+        """Return how many tokens of a prompt may be had from elsewhere: those of its whole blocks."""
+        return len(self.store.hashes(tokens)) * self.store.block_tokens
 
     def answer_without(self, tokens: list[int]) -> tuple[float, "Generation"]:
         """Compute an answer without kvtier; return the seconds to the first token, and the answer.

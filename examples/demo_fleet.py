@@ -13,10 +13,8 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 from kvtier.clients import Client, KvtierError
 
@@ -25,9 +23,6 @@ from .demo import Demo
 from .network import LINK, NetworkHost, network, why_not
 from .screen import MIB, Screen
 from .texts import READERS, system_tokens, turn_tokens
-
-if TYPE_CHECKING:
-    from kvtier.clients.transformers import TieredCache
 
 NUM_HOSTS = 3
 PORT = 7070
@@ -44,25 +39,12 @@ SETTINGS = [
 
 
 class FleetDemo(Demo):
-    """One host: a model, a daemon, a client of it. `patience_s`: asks so long for all of a prompt."""
-
-    patience_s = 0.0
-
-    def load(self, tokens: list[int], session: str) -> tuple[float, "TieredCache"]:
-        """Load what is there; with patience, once all whole blocks are."""
-        num_tokens = len(self.store.hashes(tokens)) * self.store.block_tokens
-        ends_at = time.monotonic() + self.patience_s
-        while True:
-            began_at, cache = super().load(tokens, session)
-            if cache.reuse.num_tokens >= num_tokens or time.monotonic() >= ends_at:
-                return began_at, cache
-            time.sleep(0.05)
+    """One host: a model, a daemon, a client of it."""
 
     def load_again_s(self, number: int) -> float:
         """Return how long the prompt of a reader takes out of this host's own memory."""
         reader = self.readers[number]
-        began_at, _ = super().load(first_prompt(reader.name), reader.name)
-        return time.perf_counter() - began_at
+        return self.load(first_prompt(reader.name), reader.name)[0]
 
     @property
     def received_bytes(self) -> int:

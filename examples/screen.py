@@ -3,8 +3,10 @@
 rich draws; it knows whether stdout is a terminal, and NO_COLOR. Into a pipe the same lines go as plain text.
 """
 
+import re
 import sys
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -31,9 +33,15 @@ HEADER = (
 class Screen:
     """Prints to stdout."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_recorded: bool = False) -> None:
         is_terminal = sys.stdout.isatty()
-        self._console = Console(highlight=False, width=None if is_terminal else PLAIN_COLUMNS)
+        width = None if is_terminal else PLAIN_COLUMNS
+        self._console = Console(highlight=False, width=width, record=is_recorded)
+
+    def save(self, path: Path, title: str) -> None:
+        """Write what was printed as a picture that asks for nothing from elsewhere. It was to be recorded."""
+        picture = self._console.export_svg(title=title)
+        path.write_text(re.sub(r"@font-face \{.*?\}", "", picture, flags=re.S), encoding="utf-8")
 
     def say(self, text: str = "", style: str = "") -> None:
         """Print a paragraph."""

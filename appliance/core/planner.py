@@ -280,6 +280,7 @@ class Planner:
             self.resizing.next_deadline(),
             self.evicting.next_deadline(),
             self.ahead.next_deadline(),
+            self.exports.next_deadline(),
             self.core.now if self.is_busy else None,
             min((client.silent_at for client in self.leases.clients.values()), default=None),
         ]
@@ -381,8 +382,7 @@ class Planner:
 
     def _session_ended(self, event: ev.SessionEnded) -> None:
         session = self.sessions.get(event.session_id)
-        rows = self.sessions.end(session) if session else []
-        self.prefetching.give_up(rows)
+        self.prefetching.give_up(rows := self.sessions.end(session) if session else [])
         count = sum(self.pressure.archiving.add(row) for row in rows) if event.archive else 0
         self.requests.reply(event.call, CountResult(count))
 

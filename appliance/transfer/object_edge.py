@@ -278,6 +278,7 @@ class ObjectEdge:
         self.counters["outages"] += 1
         log.error("object store %s is not used for now: %s", self._address, problem)
         self._deliver(SourceChanged(False))
+        self._export_ended.set()  # a drain waits no longer for exports that are to be tried again
         for queue in self._queues:
             while queue:
                 self._fail(queue.popleft(), Cause.SOURCE_GONE)

@@ -241,6 +241,7 @@ class Daemon:
                 raise Violation("resizing", f"{memory.tier.label}: {memory.room.leaving} never left")
         self.oracle.check_quiescence()
         self.writes.check_quiet(self)
+        self.source.check_quiet()
 
     def copies_in_flight(self) -> list[Copy]:
         """Return the copies the planner waits for."""

@@ -20,9 +20,9 @@ def exports_without_holds() -> list[Patch]:
     """What is being exported may be evicted."""
     begin, finished = exports.Exports._begin, exports.Exports.finished
 
-    def begin_without(self: Any, last: int) -> None:
+    def begin_without(self: Any, last: int, waiting: Any) -> None:
         before = set(self._jobs)
-        begin(self, last)
+        begin(self, last, waiting)
         for number in set(self._jobs) - before:
             job = self._jobs[number]
             for fragment, tier in job.held:
@@ -163,7 +163,13 @@ def published_before_it_came() -> list[Patch]:
     return [(copies.Copies, "start_fetch", early)]
 
 
+def failed_exports_wait_for_a_use() -> list[Patch]:
+    """An export that failed is not tried again."""
+    return [(exports.Exports, "_try_later", lambda self, job: None)]
+
+
 SOURCE_MUTANTS = (
+    failed_exports_wait_for_a_use,
     fetched_into_each_others_places,
     late_bytes_are_believed,
     exports_in_the_order_of_blocks,

@@ -13,6 +13,7 @@ and say that they hold fewer than they do, more, or what is gone.
 Drawn from a source of randomness of its own, so that the other seeds are the same as ever.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.capacity import exports
 from kvtier.appliance.core.copying import source_index, source_speed
 from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchBundles
 from kvtier.policies.costs import PrefillModel
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from .daemon import Daemon
 
 FIRST_SEED, FIRST_HOSTS_SEED = 1_000_000, 2_000_000
+NOT_EXPORTED = ("dropped", "too_large", "not_worth", "not_in_memory", "over_budget")
 LYING = 0.15  # of the answers of hosts
 
 #: Faults and the highest rate a seed may draw: per request, or per batch of a fetch.
@@ -152,6 +155,7 @@ class SourceShell:
         #: Places that exports read: (tier, place, label).
         self.reading: dict[int, Sequence[tuple[Tier, int, FragmentLabel]]] = {}
         self.batches: dict[int, Sequence[CopyItem]] = {}  # of fetches, by copy
+        self.failures: Counter[tuple[bytes, bytes]] = Counter()  # exports in a row, by digest and name
         if source.is_on:
             self._world.after(self._delay_s(), self._change, True)
 
@@ -279,6 +283,7 @@ class SourceShell:
         if self._fault("lost_answer"):
             is_stored = False
         num_bytes = sum(label.raw_length for _, _, label in export.fragments) * is_new
+        self.failures[key_of_bundle] = 0 if is_stored else self.failures[key_of_bundle] + 1
         daemon.step(ev.ExportFinished(export.export, is_stored, num_bytes * is_stored))
         if self._fault("outage"):
             self._change(False)
@@ -287,6 +292,19 @@ class SourceShell:
     def held(self) -> list[tuple[Tier, FragmentLabel]]:
         """Return what the exports under way hold."""
         return [(tier, label) for fragments in self.reading.values() for tier, _, label in fragments]
+
+    def check_quiet(self) -> None:
+        """What failed to be exported was tried again until it was stored, or there was a reason not to."""
+        planner = self._daemon.planner
+        counters = planner.story.counters
+        if not planner.exports.is_open or any(counters.get(f"exports_{reason}") for reason in NOT_EXPORTED):
+            return
+        for namespace in planner.catalog.namespaces.values():
+            for (digest, name), num_failures in self.failures.items():
+                is_due = digest == namespace.identity.digest and name in namespace.rows
+                is_due &= 0 < num_failures <= exports.MAX_RETRIES
+                if is_due and not planner.source_index.is_stored(namespace.id, name):
+                    raise Violation("exports", f"failed {num_failures} times and was not tried again")
 
     # ------------------------------------------------------------------------------------ private
 

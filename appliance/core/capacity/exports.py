@@ -10,7 +10,9 @@ A bundle is exported out of host memory while all its blocks are there, which th
 or read. Its places are held until the shell has stored it. In flight is at most a share of the put tier, so
 that exports never stand in the way of puts; a bundle that left memory before its turn is exported when it
 is used again. Beyond the day's budget nothing is exported. Blocks that a lossy codec decoded are not: other
-hosts get what was put. The source deduplicates; a bundle that it is known to hold is not sent again.
+hosts get what was put. The source deduplicates; a bundle that it is known to hold is not sent again. An
+export that failed is tried again, after a delay that doubles from RETRY_S and MAX_RETRIES times, and at the
+next use: the rest of a chain that is not used again on this host would not be found without it.
 
 A drain queues everything in memory that may be stored anew, the most prefill per byte that uses have saved so
 far first, until the grace period ends.
@@ -20,7 +22,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ....policies.base import Use
 from ....tiers.block import FragmentLabel, Tier
@@ -40,9 +42,18 @@ from ..worth import KEPT_DAYS, reads_to_earn
 MAX_QUEUED: Final = 4096  # bundles that wait for their turn; beyond it the oldest one is dropped
 MAX_STEPS: Final = 16  # bundles looked at in one step
 MAX_COUNTED: Final = 65_536  # bundles of which uses are counted
+RETRY_S: Final = 1.0  # after the first failure of an export
+MAX_RETRIES: Final = 8  # about four minutes
 #: A source that was measured slow gets something to be measured by again after so long.
 SPEED_TRUST_S: Final = 3600.0
 KEPT_S: Final = KEPT_DAYS * 86_400.0
+
+
+class _Waiting(NamedTuple):
+    """A bundle that waits for its turn."""
+
+    last: int  # handle of its last block
+    num_failures: int = 0  # of its export so far
 
 
 @dataclass(slots=True)
@@ -51,6 +62,8 @@ class _HeldBundle:
     name: bytes
     held: list[tuple[int, Tier]]
     num_bytes: int
+    last: int  # handle of its last block
+    num_failures: int
 
 
 @dataclass(slots=True)
@@ -74,7 +87,8 @@ class Exports:
         #: Namespaces of erased tenants, which are not exported.
         self.erased: set[int] = set()
         self._has_joined = False
-        self._queue: deque[int] = deque()  # handles of the last blocks of bundles
+        self._queue: deque[_Waiting] = deque()
+        self._retries: list[tuple[float, _Waiting]] = []  # a heap, by the time at which each is queued again
         self._uses: OrderedDict[int, _Uses] = OrderedDict()  # by handle of the last block; with prices
         self._jobs: dict[int, _HeldBundle] = {}
         self._num_exports = 0
@@ -90,8 +104,13 @@ class Exports:
 
     @property
     def num_pending(self) -> int:
-        """Return the bundles that wait for their turn or are in flight."""
-        return len(self._queue) + len(self._jobs)
+        """Return the bundles that are in flight, and while the source is open those that wait."""
+        return len(self._jobs) + (len(self._queue) + len(self._retries) if self.is_open else 0)
+
+    def next_deadline(self) -> float | None:
+        """When an export that failed is due again."""
+        can_queue = self.is_open and len(self._queue) < MAX_QUEUED
+        return self._retries[0][0] if self._retries and can_queue else None
 
     def changed(self, event: SourceChanged) -> None:
         """The source takes bundles from now on, or does not."""
@@ -99,8 +118,6 @@ class Exports:
         if self.is_open and not self._has_joined:  # a daemon without a source hears of no use
             self._has_joined = True
             self._core.listeners.join(Listener(used=self._used, stored=self._stored))
-        if not self.is_open:
-            self._queue.clear()
 
     def options_changed(self) -> None:
         """Let another budget be in force."""
@@ -131,7 +148,7 @@ class Exports:
             self._core.story.count("exports_not_worth", len(ends))
             return
         for row in ends:
-            self._queue.append(catalog.handle(row))
+            self._queue.append(_Waiting(catalog.handle(row)))
             if is_use and self._core.options.prices.gpu_hour:
                 self._count_use(catalog.handle(row))
         while len(self._queue) > MAX_QUEUED:
@@ -168,7 +185,8 @@ class Exports:
                 for row in namespace.rows.values()
                 if (catalog.position[row] + 1) % size == 0 and (catalog.num_uses[row] or share == "eager")
             ]
-        self._queue = deque(handle for *_, handle in heapq.nsmallest(MAX_QUEUED, found))
+        self._queue = deque(_Waiting(handle) for *_, handle in heapq.nsmallest(MAX_QUEUED, found))
+        self._retries.clear()
 
     def _count_use(self, handle: int) -> None:
         """Count a use of the bundle that ends with a block; those before KEPT_S are forgotten."""
@@ -182,20 +200,25 @@ class Exports:
 
     def run(self) -> None:
         """Begin exports, as many as may be in flight."""
-        catalog = self._core.catalog
-        for _ in range(MAX_STEPS if self.is_open else 0):
+        catalog, now = self._core.catalog, self._core.now
+        if not self.is_open:
+            return
+        while self._retries and self._retries[0][0] <= now and len(self._queue) < MAX_QUEUED:
+            self._queue.append(heapq.heappop(self._retries)[1])
+        for _ in range(MAX_STEPS):
             if not self._queue or self.bytes_in_flight >= self._most_bytes():
                 return
-            row = catalog.row_of(self._queue.popleft())
+            waiting = self._queue.popleft()
+            row = catalog.row_of(waiting.last)
             if row != NO_ROW:
-                self._begin(row)
+                self._begin(row, waiting)
 
     def _most_bytes(self) -> float:
         statistics = self._core.rooms[self._core.ladder.put_tier].statistics()
         options = self._core.options
         return min(options.max_export_bytes, options.max_export_fraction * statistics.capacity_bytes)
 
-    def _begin(self, last: int) -> None:
+    def _begin(self, last: int, waiting: _Waiting) -> None:
         """Export the bundle that ends with block `last`, if it may be, and memory has all of it."""
         catalog, core = self._core.catalog, self._core
         namespace = catalog.namespace_of(last)
@@ -224,7 +247,7 @@ class Exports:
         for fragment, tier in places:
             core.transitions.hold(fragment, tier)
         self._num_exports += 1
-        self._jobs[self._num_exports] = _HeldBundle(namespace.id, name, places, num_bytes)
+        self._jobs[self._num_exports] = _HeldBundle(namespace.id, name, places, num_bytes, *waiting)
         self.bytes_in_flight += num_bytes
         labels = catalog.labels_of([fragment for fragment, _ in places])
         names = [catalog.prefix_hash[row] for row in rows]
@@ -282,6 +305,13 @@ class Exports:
             self._core.story.count("bytes_exported", event.num_bytes)
         else:
             self._core.story.count("exports_failed")
+            self._try_later(job)
+
+    def _try_later(self, job: _HeldBundle) -> None:
+        """Queue an export that failed again, after a while."""
+        if job.num_failures < MAX_RETRIES and len(self._retries) < MAX_QUEUED:
+            at = self._core.now + RETRY_S * 2.0**job.num_failures
+            heapq.heappush(self._retries, (at, _Waiting(job.last, job.num_failures + 1)))
 
     def check_integrity(self) -> list[str]:
         """Audit: the bytes in flight are those of the exports."""

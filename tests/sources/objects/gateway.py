@@ -1,6 +1,6 @@
 """A real S3 gateway for tests: Ceph's, with a monitor and one OSD of its own, all on loopback.
 
-apt-get install --no-install-recommends ceph-mon ceph-osd ceph-mgr radosgw
+Debian has it: INSTALL.
 KVTIER_S3_ENDPOINT=http://host:port AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…      for one that runs
 """
 
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from tests.ports import free_port
 
 PROGRAMS = ("ceph-mon", "ceph-osd", "ceph-mgr", "radosgw", "ceph", "monmaptool", "radosgw-admin")
+INSTALL = "apt-get install --no-install-recommends ceph-mon ceph-osd ceph-mgr radosgw ceph-common"
 START_S = 240.0
 NUM_ATTEMPTS = 3
 CONFIGURATION = """
@@ -120,7 +121,7 @@ def why_not() -> str:
     if os.environ.get("KVTIER_S3_ENDPOINT") or not missing:
         return ""
     return (
-        f"no S3 gateway: {', '.join(missing)} are missing; install ceph-mon ceph-osd ceph-mgr radosgw, or "
+        f"no S3 gateway: {', '.join(missing)} missing; Debian has Ceph's (`{INSTALL}`), or "
         "name one that runs with KVTIER_S3_ENDPOINT, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     )
 

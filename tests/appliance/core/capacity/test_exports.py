@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.capacity.exports import SPEED_TRUST_S
+from kvtier.appliance.core.capacity.exports import MAX_RETRIES, RETRY_S, SPEED_TRUST_S
 from kvtier.appliance.core.copying.source_speed import MARGIN
 from kvtier.appliance.core.instructions import ExportBundle
 from kvtier.appliance.core.worth import KEPT_DAYS, SourcePrices
@@ -109,6 +109,56 @@ def test_a_failed_export_is_tried_at_the_next_use() -> None:
     assert rig.count("exports_failed") == 1
     rig.read(chain)
     assert len(rig.exports) == 2
+
+
+def test_a_failed_export_is_tried_again_ever_later() -> None:
+    rig, chain = Exporting("eager"), hashes("a", SIZE)
+    rig.put(chain)
+    for number in range(1, MAX_RETRIES + 1):
+        rig.stored(rig.exports[-1], is_stored=False)
+        due_at = rig.planner.exports.next_deadline() or 0.0
+        assert due_at == rig.now + RETRY_S * 2 ** (number - 1)
+        rig.do(ev.Tick())
+        assert len(rig.exports) == number, "not before its time"
+        rig.now = due_at
+        rig.do(ev.Tick())
+        assert len(rig.exports) == number + 1
+        assert rig.exports[-1].bundle == rig.exports[0].bundle
+    rig.stored(rig.exports[-1], is_stored=False)
+    assert rig.planner.exports.next_deadline() is None
+    rig.read(chain)
+    assert len(rig.exports) == MAX_RETRIES + 2, "at the next use"
+
+
+def test_what_was_stored_or_is_gone_is_not_tried_again() -> None:
+    rig, chain, other = Exporting("eager"), hashes("a", SIZE), hashes("b", SIZE)
+    rig.put(chain)
+    rig.put(other)
+    for export in rig.exports:
+        rig.stored(export, is_stored=False)
+    rig.read(chain)  # which exports it at once
+    rig.stored(rig.exports[-1])
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
+    rig.settle()
+    rig.now += RETRY_S
+    rig.do(ev.Tick())
+    assert (len(rig.exports), rig.planner.exports.num_pending) == (3, 0)
+
+
+def test_what_waits_for_its_turn_is_exported_after_an_outage() -> None:
+    rig = Exporting("eager")  # two bundles at a time
+    for name in "abc":
+        rig.put(hashes(name, SIZE))
+    rig.do(ev.SourceChanged(False))
+    for export in rig.exports[:2]:
+        rig.stored(export, is_stored=False)
+    rig.now += 100 * RETRY_S
+    rig.do(ev.Tick())
+    assert (len(rig.exports), rig.planner.exports.next_deadline()) == (2, None)
+    rig.do(ev.SourceChanged(True))
+    for number in (2, 3, 4):
+        rig.stored(rig.exports[number])
+    assert {one.bundle.names[-1] for one in rig.exports[2:]} == {hashes(name, SIZE)[-1] for name in "abc"}
 
 
 def test_no_more_than_a_share_of_memory_is_in_flight() -> None:
