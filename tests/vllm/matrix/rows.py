@@ -11,7 +11,9 @@ from kvtier.clients.vllm.versions import TESTED
 NO_CPU_BUILD = {"0.33": "no build for the CPU yet; its interface is compared (contract)"}
 PATCHES = {version: f"{version}.0" for version in TESTED}
 PINNED = "0.32"  # of requirements-vllm.txt
+INTERFACE = "tests/vllm/contract"
 FEATURES = "tests/vllm/features"
+SHARED = (f"{FEATURES}/test_requests.py",)  # one engine for all its tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,10 @@ class Row:
     why_not: str = ""  # nothing can run
 
 
-ROWS = (
-    Row("the interface: hooks, imports, layouts (contract and units)", "tests/vllm/contract", ""),
+ROWS = (  # the most telling first
+    Row("the interface: hooks, imports, layouts (contract)", INTERFACE),
     Row("hits are vLLM's own, bit for bit; restarts; nvme", "tests/vllm/e2e/test_same_answers.py"),
-    Row("prompts in chunks, preemption by recompute, aborts", "tests/vllm/e2e/test_crowds.py"),
     Row("kvtier killed, stopped, late", "tests/vllm/e2e/test_failures.py"),
-    Row("kvtier full", f"{FEATURES}/test_full.py"),
     Row("LoRA adapters that take turns", f"{FEATURES}/test_requests.py", "adapters"),
     Row("prompt embeddings", f"{FEATURES}/test_requests.py", "embeddings"),
     Row("structured output", f"{FEATURES}/test_requests.py", "structured"),
@@ -37,25 +37,23 @@ ROWS = (
     Row("priority scheduling", f"{FEATURES}/test_requests.py", "priorities"),
     Row("pause and wake (sleep level 0)", f"{FEATURES}/test_requests.py", "pause"),
     Row("weights loaded anew while it runs", f"{FEATURES}/test_requests.py", "weights"),
-    Row("speculative decoding, by n-grams", f"{FEATURES}/test_engines.py", "by words"),
-    Row(
-        "speculative decoding, by a draft model",
-        f"{FEATURES}/test_engines.py",
-        "draft model",
-    ),
+    Row("KV of the version before; kvtier upgraded under both", f"{FEATURES}/test_upgrade.py"),
+    Row("kvtier full", f"{FEATURES}/test_full.py"),
+    Row("prompts in chunks, preemption by recompute, aborts", "tests/vllm/e2e/test_crowds.py"),
+    Row("recurrent state: gated delta rule (Qwen3-Next)", f"{FEATURES}/test_models.py", "gdn"),
+    Row("sliding windows (Gemma 3)", f"{FEATURES}/test_models.py", "hybrid"),
     Row("tensor parallel 2", f"{FEATURES}/test_engines.py", "tensor parallel 2"),
-    Row("tensor parallel 4", f"{FEATURES}/test_engines.py", "tensor parallel 4"),
+    Row("speculative decoding, by n-grams", f"{FEATURES}/test_engines.py", "by words"),
+    Row("speculative decoding, by a draft model", f"{FEATURES}/test_engines.py", "draft model"),
     Row("pipeline parallel 2", f"{FEATURES}/test_engines.py", "pipeline parallel"),
     Row("blocks of 32 and of 128 tokens on one daemon", f"{FEATURES}/test_engines.py", "block_sizes"),
     Row("chunk sizes that differ between engines", f"{FEATURES}/test_engines.py", "chunk_sizes"),
     Row("MultiConnector", f"{FEATURES}/test_engines.py", "mixture"),
     Row("fp8 KV", f"{FEATURES}/test_engines.py", "fp8"),
-    Row("sliding windows (Gemma 3)", f"{FEATURES}/test_models.py", "hybrid"),
     Row("sliding windows with sinks (GPT-OSS)", f"{FEATURES}/test_models.py", "sinks"),
     Row("latent attention, MLA (DeepSeek V2)", f"{FEATURES}/test_models.py", "mla"),
     Row("recurrent state: Mamba-2 (Granite 4)", f"{FEATURES}/test_models.py", "mamba"),
-    Row("recurrent state: gated delta rule (Qwen3-Next)", f"{FEATURES}/test_models.py", "gdn"),
-    Row("KV of the version before; kvtier upgraded under both", f"{FEATURES}/test_upgrade.py"),
+    Row("tensor parallel 4", f"{FEATURES}/test_engines.py", "tensor parallel 4"),
     Row(
         "multimodal inputs",
         why_not="no test yet: no image processor without torchvision in these environments",

@@ -121,27 +121,34 @@ def in_medium(medium: str, names: list[bytes] = NAMES) -> dict[bytes, str]:
 
 
 def demote(engine: Engine) -> None:
-    """Evict from memory until the blocks of the engine are in nvme only."""
-    catalog = engine.served.daemon.planner.catalog  # type: ignore[union-attr]
+    """Evict from memory until the blocks of the engine are in nvme only; once all are there, or one whose
+    idle copy has not ended would be gone."""
+    wait_for(lambda: is_copied(engine))
 
     def demoted() -> bool:
         engine.evict("dram")
-        return is_cold(engine, catalog)
+        return not any(in_memory for in_memory, _ in residence(engine))
 
     wait_for(demoted)
 
 
-def is_cold(engine: Engine, catalog: Any) -> bool:
-    """Return whether no block of the ranks is in memory."""
+def is_copied(engine: Engine) -> bool:
+    """Return whether every block of the ranks is whole in nvme."""
+    return all(is_whole for _, is_whole in residence(engine))
 
-    def look() -> bool:
-        rows = [
-            row
+
+def residence(engine: Engine) -> list[tuple[bool, bool]]:
+    """Return for each block of the ranks whether some of it is in memory, and all of it in nvme."""
+    assert engine.served is not None
+    catalog = engine.served.daemon.planner.catalog
+
+    def look() -> list[tuple[bool, bool]]:
+        *memory, nvme = catalog.num_resident
+        return [
+            (any(column[row] for column in memory), nvme[row] == namespace.num_groups)
             for namespace in catalog.namespaces.values()
             for name, row in namespace.rows.items()
             if name in NAMES
         ]
-        return not any(column[row] for row in rows for column in catalog.num_resident[:-1])
 
-    assert engine.served is not None
     return engine.served.call(look)
