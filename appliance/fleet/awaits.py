@@ -1,9 +1,10 @@
 """Awaits: lets other hosts tell which blocks of a chain they have, as runtimes there put them.
 
-One stream for each chain that is awaited, to the host that the runtime named. What it says goes into that
-host's inventory, so that a fetch finds it as it finds everything else. The inventory's own stream was
-rejected for this: it tells of all blocks, 20 times a second, and the last block of a prompt would come 50 ms
-later. At most MAX_AWAITS chains are awaited at one host: what is beyond is not waited for.
+One stream for each chain that is awaited, to the host that the runtime named. What it says goes where the
+hosts' inventories or the index are looked at, so that a fetch finds it as it finds everything else. The
+inventory's own stream was rejected for this: it tells of all blocks, 20 times a second, and the last block of
+a prompt would come 50 ms later. At most MAX_AWAITS chains are awaited at one host: what is beyond is not
+waited for.
 """
 
 import asyncio
@@ -13,12 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from ...sources.peers.inventory import short_names
 from ...v1 import peer_pb2 as pb
 from ..core.events import BlocksTold, Event
 from ..core.instructions import AwaitBlocks, StopAwaiting
 from .finding import KnownHosts
-from .fleet_host import FleetHost
+from .fleet_host import FleetHost, is_cancelled
 
 if TYPE_CHECKING:
     from ...v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -73,10 +73,12 @@ class Awaits:
                 return await self._listen(host, host.stub, work, told)
             except (grpc.aio.AioRpcError, grpc.aio.BaseError, OSError) as failure:
                 log.debug("host %s: %s", host.address, failure)
+                if not host.is_streaming:  # nothing else says that it is gone
+                    break
                 if isinstance(failure, grpc.aio.AioRpcError) and not _is_of_channel(failure):
                     break
-            except asyncio.CancelledError:  # by `execute`, or by the end of the channel under this call
-                if work.number not in self._tasks:
+            except asyncio.CancelledError:
+                if is_cancelled():
                     raise
             await asyncio.sleep(RETRY_S)  # its stream may have been opened anew, for other namespaces
         return told
@@ -97,7 +99,7 @@ class Awaits:
         async for message in stub.AwaitBlocks(request, timeout=left_s + 1.0):
             num_blocks = min(message.num_blocks, len(work.names))
             if num_blocks > told:
-                host.inventory.change(digest, short_names(work.names[told:num_blocks]), b"")
+                self._hosts.told(host, digest, work.names[told:num_blocks])
                 told = num_blocks
                 self._deliver(BlocksTold(work.number, told))
         return told

@@ -39,7 +39,11 @@ class KnownHosts(Protocol):
         ...
 
     def at(self, address: str) -> FleetHost | None:
-        """Return the host at an address that streams what it holds; None: there is none, or none streams."""
+        """Return the host at an address that can be called; None where there is none."""
+        ...
+
+    def told(self, host: FleetHost, digest: bytes, names: Sequence[bytes]) -> None:
+        """Take in that a host has blocks of a chain that is awaited: found from now on."""
         ...
 
     def find(self, part: ChainPart, answer: Callable[[Held], None]) -> None:

@@ -37,6 +37,7 @@ class FleetHost:
         self.name = ""
         self.epoch = 0
         self.is_live = False
+        self.is_streaming = True  # what it holds, and by that whether it lives
         self.is_self = False
         self.problem = ""  # why it is not live
         self.inventory = HostInventory()
@@ -105,6 +106,12 @@ class FleetHost:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+
+def is_cancelled() -> bool:
+    """Return whether the task is to end, and not only a call in it, of a closed channel."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def open_channel(address: str, tls: FleetTls | None) -> grpc.aio.Channel:

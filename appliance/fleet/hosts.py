@@ -87,6 +87,10 @@ class Hosts:
         """See KnownHosts."""
         return self.by_address.get(address)
 
+    def told(self, host: FleetHost, digest: bytes, names: Sequence[bytes]) -> None:
+        """See KnownHosts. Its stream tells of the same blocks later, and of their end."""
+        host.inventory.change(digest, short_names(names), b"")
+
     def find(self, part: ChainPart, answer: Callable[[Held], None]) -> None:
         """See KnownHosts. The answer comes at once."""
         held = ((host, host.inventory.prefix(part.digest, part.names)) for host in self.live())

@@ -34,7 +34,8 @@ MAX_LOOKS: Final = 16
 FIRST_STEP, MAX_STEP = 8, 64  # bundles asked for at a time
 MAX_BUNDLES: Final = 1024  # of a chain
 PRESENT_S, MISSING_S = 5.0, 1.0  # for which an answer is remembered
-MAX_KNOWN: Final = 65_536  # answers: 15 MB or so
+MAX_KNOWN: Final = 65_536  # answers, and blocks of awaited chains: 15 MB or so of each
+TOLD_S: Final = 30.0  # for which what a host told of an awaited chain is believed
 PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 
 
@@ -59,6 +60,7 @@ class IndexedHosts:
         self._lives: dict[int, FleetHost] = {}
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._known: OrderedDict[bytes, tuple[frozenset[int], float]] = OrderedDict()
+        self._told: OrderedDict[tuple[int, bytes, bytes], float] = OrderedDict()  # until when
         self._looks: set[asyncio.Task[list[frozenset[int]]]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._is_open = False
@@ -79,8 +81,18 @@ class IndexedHosts:
         return [host for host in self._lives.values() if host.is_live] if self._is_open else []
 
     def at(self, address: str) -> FleetHost | None:
-        """See KnownHosts. None: an index is told of blocks too late to be awaited."""
-        return None
+        """See KnownHosts. Of two lives the one that was met last."""
+        found = [host for host in self._lives.values() if host.address == address and host.is_live]
+        return found[-1] if found and self._reach(found[-1]) else None
+
+    def told(self, host: FleetHost, digest: bytes, names: Sequence[bytes]) -> None:
+        """See KnownHosts. The index is told too late of blocks that are awaited, and of bundles only."""
+        now = self._clock()
+        for name in names:
+            self._told.pop((host.epoch, digest, name), None)
+            self._told[host.epoch, digest, name] = now + TOLD_S
+        while self._told and (len(self._told) > MAX_KNOWN or next(iter(self._told.values())) <= now):
+            self._told.popitem(last=False)
 
     def set_lives(self, lives: Mapping[int, HostRecord]) -> None:
         """Know exactly these hosts."""
@@ -101,7 +113,7 @@ class IndexedHosts:
 
     def _met(self, record: HostRecord) -> FleetHost:
         host = FleetHost(record.address)
-        host.epoch, host.name = record.epoch, record.name
+        host.epoch, host.name, host.is_streaming = record.epoch, record.name, False
         host.problem = refusal_of(record.protocol, record.oldest)
         host.is_live = not host.problem
         if host.problem:
@@ -153,7 +165,10 @@ class IndexedHosts:
     # --------------------------------------------------------------------------------------- looks
 
     def find(self, part: ChainPart, answer: Callable[[Held], None]) -> None:
-        """See KnownHosts."""
+        """See KnownHosts. What a host told of an awaited chain is not asked of the index."""
+        if told := self._tellers_of(part):
+            answer(told)
+            return
         names = part.bundle_names()[:MAX_BUNDLES]
         keys = [bundle_key(part.digest, name[:NAME_BYTES]) for name in names]
         known = self._from_memory(keys) if self._is_open else []
@@ -172,6 +187,18 @@ class IndexedHosts:
             answer(self._held(part, [] if look.cancelled() else look.result()))
 
         task.add_done_callback(ended)
+
+    def _tellers_of(self, part: ChainPart) -> Held:
+        """Return the hosts that told of all these blocks."""
+        if not self._told or not part.names:
+            return {}
+        now = self._clock()
+        return {
+            host: len(part.names)
+            for life, host in self._lives.items()
+            if host.is_live
+            and all(self._told.get((life, part.digest, name), 0.0) > now for name in part.names)
+        }
 
     def _from_memory(self, keys: Sequence[bytes]) -> list[frozenset[int]] | None:
         """Return the holders of each bundle, to the first one without any; None: the index is to be asked."""

@@ -33,7 +33,7 @@ from ..core.events import CopyFinished, Event, SourceChanged, SourceSearched
 from ..core.instructions import FetchBundle, SearchBundles
 from ..transfer.object_edge import ObjectEdge, Work
 from .finding import ChainPart, Held, KnownHosts
-from .fleet_host import DISTRUST_S, FleetHost
+from .fleet_host import DISTRUST_S, FleetHost, is_cancelled
 from .fleet_tls import FleetTls
 
 log = logging.getLogger(__name__)
@@ -268,7 +268,7 @@ class PeerEdge:
             self.counters["bytes_received"] += num_bytes
             outcome = "arrived"
         except asyncio.CancelledError:
-            if self._is_stopping.is_set():
+            if is_cancelled():
                 raise
             outcome, words = "broken", "its channel was closed"  # by the end of its stream, under this call
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, Refused) as failure:

@@ -2,7 +2,9 @@
 
 The client is opened by OpenClient and kept alive by a thread, because over gRPC no connection says when its
 owner died. Calls are started as futures and streams as iterators, so that sending and receiving are
-separate steps here too.
+separate steps here too. Acquires, gets and puts may wait, and a connection carries only so many calls at a
+time: they have a connection of their own, so that releases, lookups and the sign of life are never behind
+them.
 """
 
 import itertools
@@ -35,14 +37,16 @@ from ..options import service_config
 from .tracing import trace_metadata
 
 STREAMS = ("Acquire", "Get")
+MAY_WAIT = (*STREAMS, "Put")
 _MAX_MESSAGE_BYTES = 16 << 20
 _MIN_PERIOD_S, _MAX_PERIOD_S = 0.05, 3600.0  # of keep-alives, whatever TTL the daemon names
 _abandoned: list[grpc.Channel] = []  # of the parent process; closing one here would wait for its threads
 
 
 def channel_options(settings: ClientSettings) -> list[tuple[str, Any]]:
-    """Return the options of the gRPC channel."""
+    """Return the options of a gRPC channel. It shares its connection with no other one."""
     return [
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.service_config", service_config(settings.retry)),
         ("grpc.enable_retries", 1),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -110,8 +114,8 @@ class GrpcLink:
         self._grace_s = settings.timeout.grace_s
         self._tickets = itertools.count(1)
         self._calls: dict[int, Any] = {}
-        self._channel = connect(settings)
-        self._stub = KVCacheServiceStub(self._channel)
+        self._channels = connect(settings), connect(settings)  # each connects with its first call
+        self._stub, self._waiting_stub = map(KVCacheServiceStub, self._channels)
         self._stop = threading.Event()
         timeout_s = settings.timeout.connect_s
         try:
@@ -132,7 +136,7 @@ class GrpcLink:
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""
         ticket = next(self._tickets)
-        start = getattr(self._stub, call)
+        start = getattr(self._waiting_stub if call in MAY_WAIT else self._stub, call)
         timeout_s += self._grace_s
         begin = start if call in STREAMS else start.future
         self._calls[ticket] = call, begin(request, timeout=timeout_s, metadata=trace_metadata())
@@ -182,13 +186,14 @@ class GrpcLink:
                 self._stub.CloseClient(request, timeout=self._grace_s)
             except grpc.RpcError:
                 self._stop.set()  # it is gone; its TTL ends what we held
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
     def abandon(self) -> None:
         """Leave the channel to the parent process."""
         self.closed = True
         self._stop.set()
-        _abandoned.append(self._channel)
+        _abandoned.extend(self._channels)
 
     def _keep_alive(self, period_s: float) -> None:
         request = pb.KeepAliveRequest(client_id=self.attachment.client_id)

@@ -16,6 +16,7 @@ from ..errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailab
 from ..operations.base import ClientSettings
 from ..operations.effects import Answer, Attachment
 from .remote import (
+    MAY_WAIT,
     STREAMS,
     channel_options,
     connect_problem,
@@ -42,10 +43,12 @@ class AsyncGrpcLink:
         self._posts: set[asyncio.Future[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None
         try:
-            self._channel = open_aio_channel(settings.target, channel_options(settings))
+            options = channel_options(settings)
+            self._channels = [open_aio_channel(settings.target, options) for _ in range(2)]
         except ValueError as problem:
             raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
-        self._stub: Any = KVCacheServiceStub(self._channel)
+        self._stub: Any
+        self._stub, self._waiting_stub = map(KVCacheServiceStub, self._channels)
 
     async def attach(self, settings: ClientSettings) -> None:
         """Open the client. Raises Unavailable."""
@@ -62,7 +65,8 @@ class AsyncGrpcLink:
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""
         ticket = next(self._tickets)
-        begin, timeout_s = getattr(self._stub, call), timeout_s + self._grace_s
+        begin = getattr(self._waiting_stub if call in MAY_WAIT else self._stub, call)
+        timeout_s += self._grace_s
         if call == "Put":
             request = _in_a_thread(request)
         self._calls[ticket] = call, begin(request, timeout=timeout_s, metadata=trace_metadata())
@@ -121,7 +125,8 @@ class AsyncGrpcLink:
             request = pb.CloseClientRequest(client_id=self.attachment.client_id)
             with suppress(grpc.RpcError):  # it is gone; its TTL ends what we held
                 await self._stub.CloseClient(request, timeout=self._grace_s)
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     def abandon(self) -> None:
         """Leave the channel to the parent process."""

@@ -329,6 +329,27 @@ def test_namespaces_are_apart(scene: Any) -> None:
     scene(main)
 
 
+def test_what_a_host_tells_of_an_awaited_chain_is_found_at_once(scene: Any) -> None:
+    async def main(world: World) -> None:
+        for number in (1, 2):
+            (await world.start(number)).change(DIGEST, NAMES[:4], [])
+        await world.until(NAMES, {1: 4, 2: 4})
+        host = next(one for one in world.hosts.all() if world.number_of(one.address) == 1)
+        assert world.hosts.at(host.address) is host
+        assert world.hosts.at("127.0.0.1:none") is None
+        answers: list[Any] = []
+        world.hosts.told(host, DIGEST, NAMES[100:103])
+        for digest, names in ((DIGEST, NAMES[100:103]), (DIGEST, NAMES[102:103]), (OTHER, NAMES[100:103])):
+            world.hosts.find(ChainPart(digest, names, 0, 4), answers.append)
+        assert answers[:2] == [{host: 3}, {host: 1}]
+        assert await world.find(NAMES[100:], OTHER) == {}
+        await world.kill(1)
+        assert world.hosts.at(host.address) is None
+        assert await world.find(NAMES[100:103]) == {}
+
+    scene(main)
+
+
 def test_every_look_is_answered_when_all_ends(scene: Any) -> None:
     async def main(world: World) -> None:
         (await world.start(1)).change(DIGEST, NAMES[:5], [])

@@ -4,7 +4,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from ..daemon import PATIENT, Daemon
 from ..ports import free_port
+from ..sources.directories.servers import Server
 
 #: Four blocks a bundle, of two layer groups.
 GEOMETRY = Geometry(
@@ -112,3 +113,10 @@ def fleet(folder: Path, num_hosts: int, **more: str) -> Iterator[list[Host]]:
     finally:
         for host in hosts:
             host.daemon.close()
+
+
+def indexed(folder: Path, server: Server, num_hosts: int) -> AbstractContextManager[list[Host]]:
+    """Start hosts with an index."""
+    url = f"redis://127.0.0.1:{server.port}"
+    more = {"peers__directory__url": url, "peers__directory__index": "true"}
+    return fleet(folder, num_hosts, peers__hosts="[]", **more)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ..sources.directories.servers import Server, etcd_server, needs_etcd, needs_redis, redis_server
-from .fleet_hosts import CHAIN_BLOCKS, Host, fleet, until
+from .fleet_hosts import CHAIN_BLOCKS, fleet, indexed, until
 
 #: Set by `make test-directories`: a minute of daemons and servers that are killed.
 needs_time = pytest.mark.skipif(
@@ -55,13 +55,6 @@ def test_with_an_index_hosts_read_from_each_other(tmp_path: Path) -> None:
         first.put(3)
         until(lambda: second.read(3) == CHAIN_BLOCKS - CHAIN_BLOCKS % 4)
         assert [host.daemon.stop() for host in (first, second)] == [0, 0]
-
-
-def indexed(folder: Path, server: Server, num_hosts: int) -> AbstractContextManager[list[Host]]:
-    """Start hosts with an index."""
-    url = f"redis://127.0.0.1:{server.port}"
-    more = {"peers__directory__url": url, "peers__directory__index": "true"}
-    return fleet(folder, num_hosts, peers__hosts="[]", **more)
 
 
 @needs_redis

@@ -1,7 +1,10 @@
 """Prefill here, decode there: one runtime puts a prompt block by block, another one waits for it."""
 
+import asyncio
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL
@@ -10,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.clients import Client, ExpectedBlocks, GetReport
+from kvtier.clients import AsyncClient, Client, ExpectedBlocks, GetReport
 
 from ..daemon import PATIENT
-from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Host, data_of, fleet, names_of, until
+from ..sources.directories.servers import needs_redis, redis_server
+from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Host, data_of, fleet, indexed, names_of, until
 
 CHUNK = 7  # blocks; bundles have four
 
@@ -45,16 +49,29 @@ def epoch_of(host: Host) -> int:
 
 
 def know_each_other(first: Host, second: Host) -> None:
-    """Return when the second host reads what the first one has."""
+    """Return when the second host reads what the first one has, but for a part of a bundle."""
     first.put(200)
-    until(lambda: second.read(200) == CHAIN_BLOCKS)
+    until(lambda: second.read(200) >= CHAIN_BLOCKS - CHAIN_BLOCKS % 4)
 
 
-@pytest.mark.parametrize("num_hosts", [1, 2])
-def test_a_prompt_is_read_while_it_is_put(tmp_path: Path, num_hosts: int) -> None:
-    with fleet(tmp_path, num_hosts) as hosts, hosts[0].client as prefill, ThreadPoolExecutor(1) as pool:
+@contextmanager
+def hosts_of(folder: Path, way: str) -> Iterator[list[Host]]:
+    """Start the hosts of a hand-over."""
+    with ExitStack() as stack:
+        if way == "index":
+            yield stack.enter_context(indexed(folder, stack.enter_context(redis_server(folder)), 2))
+        else:
+            yield stack.enter_context(fleet(folder, 1 if way == "one host" else 2))
+
+
+WAYS = ["one host", "streams", pytest.param("index", marks=needs_redis)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prompt_is_read_while_it_is_put(tmp_path: Path, way: str) -> None:
+    with hosts_of(tmp_path, way) as hosts, hosts[0].client as prefill, ThreadPoolExecutor(1) as pool:
         decode = hosts[-1]
-        if num_hosts > 1:
+        if decode is not hosts[0]:
             know_each_other(hosts[0], decode)
         waiting = pool.submit(wait_for, decode, 1, ExpectedBlocks(epoch=epoch_of(hosts[0])), deadline_s=60.0)
         for first in range(0, CHAIN_BLOCKS, CHUNK):
@@ -83,8 +100,33 @@ def test_what_is_expected_counts_until_it_has_come(tmp_path: Path) -> None:
             assert remote.get(remote.register(IDENTITY), names_of(1), expected=expected).num_blocks == 5
 
 
-def test_a_prefill_host_that_dies_is_not_waited_for(tmp_path: Path) -> None:
-    with fleet(tmp_path, 2) as (first, second), ThreadPoolExecutor(1) as pool:
+def test_calls_of_a_client_that_waits_for_many_prompts_are_not_behind_them(tmp_path: Path) -> None:
+    """Before: 32 gets that wait took every stream of its connection, and it seemed dead."""
+
+    async def main(address: str) -> None:
+        async with AsyncClient(address, timeout=PATIENT) as client:
+            namespace = await client.register(IDENTITY)
+            gets = [
+                asyncio.create_task(
+                    client.get(namespace, names_of(chain, 1), expected=ExpectedBlocks(), deadline_s=60.0)
+                )
+                for chain in range(40)
+            ]
+            while await asyncio.to_thread(host.counter, "acquires_expecting") < 32:
+                assert not any(get.done() for get in gets), "they did not wait"
+            assert (await client.lookup(namespace, names_of(1))).num_blocks == 0
+            assert not any(get.done() for get in gets)
+            for get in gets:
+                get.cancel()
+            await asyncio.gather(*gets, return_exceptions=True)
+
+    with fleet(tmp_path, 1) as (host,):
+        asyncio.run(main(host.address))
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_a_prefill_host_that_dies_is_not_waited_for(tmp_path: Path, way: str) -> None:
+    with hosts_of(tmp_path, way) as (first, second), ThreadPoolExecutor(1) as pool:
         know_each_other(first, second)
         waiting = pool.submit(wait_for, second, 1, ExpectedBlocks(epoch=epoch_of(first)), deadline_s=300.0)
         until(lambda: second.counter("acquires_expecting") > 0)

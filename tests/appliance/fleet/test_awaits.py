@@ -68,6 +68,38 @@ def test_chains_awaited_at_a_host_are_bounded_and_shared_by_isolation_domain() -
     run(main())
 
 
+def test_a_chain_is_awaited_on_when_its_channel_closes_and_not_when_its_task_is_cancelled() -> None:
+    """Before: a cancellation from elsewhere was taken for the end of a channel, and the task went on."""
+
+    async def main() -> None:
+        num_calls, reached = 0, asyncio.Event()
+
+        async def closed(request: Any, **_: float) -> AsyncIterator[Any]:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls < 3:
+                raise asyncio.CancelledError  # as gRPC does for the calls of a channel that is closed
+            reached.set()
+            await asyncio.Event().wait()
+            yield
+
+        host = FleetHost("host:1")
+        host.is_live, host.stub = True, SimpleNamespace(AwaitBlocks=closed)  # type: ignore[assignment]
+        hosts: Any = SimpleNamespace(at={"host:1": host}.get)
+        awaits = Awaits(hosts, list[Any]().append, lambda: 0.0)
+        try:
+            awaits.execute(AwaitBlocks(1, IDENTITY, names_of(1), "host:1", 60.0))
+            (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+            await reached.wait()
+            task.cancel()
+            await asyncio.wait([task], timeout=10)
+            assert task.cancelled()
+        finally:
+            await awaits.stop()
+
+    run(main())
+
+
 def test_chains_that_hosts_await_leave_room_for_every_inventory(tmp_path: Path) -> None:
     """Before: 256 filled the lane of the fleet's one principal, and a host that came anew was refused."""
     with fleet(tmp_path, 1) as (host,), ExitStack() as open_ones:
