@@ -8,8 +8,6 @@ Every request waits --queue seconds for its turn before its prefill begins. Comp
                 that is new names its prompt, PrefetchRequested), for all below too
     announced   sessions say when they will be back after a tool call (gaps up to --tool seconds), and err by
                 a lognormal factor of --error
-    turns       the same hints, and what the prefetcher learns about sessions without hints
-    turns, no hints
     oracle      has read the trace (oracle.py): what knowing would be worth under the same bounds
 
 "there" is the share of tokens on NVMe only (but for prefetching) that were in dram when prefill began. "wait"
@@ -64,8 +62,6 @@ CASES = [
     Case("nothing ahead", has_arrivals=False),
     Case("arrival"),
     Case("announced", "announced", has_hints=True),
-    Case("turns", "turns", has_hints=True),
-    Case("turns, no hints", "turns"),
     Case("oracle", is_oracle=True),
 ]
 

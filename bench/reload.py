@@ -89,9 +89,9 @@ def draw(rng: random.Random, folder: Path, target: str) -> dict[str, Any]:
     sizes = {tier: rng.randrange(SMALLEST[tier] // 4, LARGEST[tier] // 4 + 1) * 4 for tier in SMALLEST}
     return policy(folder, target, sizes) | {
         "policy": {
-            "eviction": rng.choice(("urgency", "lru", "s3fifo", "arc", "sieve", "gdsf", "wtinylfu")),
+            "eviction": rng.choice(("urgency", "lru", "s3fifo", "arc")),
             "admission": rng.choice(("all", "urgency")),
-            "prefetch": rng.choice(("", "turns", "announced")),
+            "prefetch": rng.choice(("", "announced")),
         },
         "leases": {"ttl": f"{rng.choice((10, 30))}s"},
         "limits": {"max_clients": rng.choice((64, 256)), "max_pinned": f"{rng.choice((25, 50))}%"},

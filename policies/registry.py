@@ -26,17 +26,13 @@ from .base import (
 from .baselines.arc import ArcEviction
 from .baselines.clairvoyant import ClairvoyantAdmission, ClairvoyantEviction
 from .baselines.fifo import FifoEviction
-from .baselines.gdsf import GdsfEviction
 from .baselines.learned_prefix import LearnedPrefixEviction
 from .baselines.lfu import LfuEviction
 from .baselines.lru import LruEviction
 from .baselines.s3fifo import S3FifoEviction
-from .baselines.sieve import SieveEviction
-from .baselines.tail_lru import TailLruEviction
-from .baselines.wtinylfu import WTinyLfuEviction
 from .guarded import GuardedAdmission, GuardedEviction, GuardedLearner, GuardedPrefetcher, Report, Trouble
 from .options import BadPolicyOption
-from .prefetch.turns import AnnouncedPrefetch, TurnPrefetch
+from .prefetch.announced import AnnouncedPrefetch
 from .retained import RetainedAdmission, RetainedEviction
 from .urgency.policy import UrgencyAdmission, UrgencyEviction
 
@@ -46,22 +42,18 @@ EVICTION: dict[str, Factory] = {
     "arc": ArcEviction,
     "clairvoyant": ClairvoyantEviction,  # in replay only
     "fifo": FifoEviction,
-    "gdsf": GdsfEviction,
     "learned_prefix": LearnedPrefixEviction,
     "lfu": LfuEviction,
     "lru": LruEviction,
     "s3fifo": S3FifoEviction,
-    "sieve": SieveEviction,
-    "tail_lru": TailLruEviction,
     "urgency": UrgencyEviction,
-    "wtinylfu": WTinyLfuEviction,
 }
 ADMISSION: dict[str, Factory] = {
     "all": AdmitAll,
     "clairvoyant": ClairvoyantAdmission,
     "urgency": UrgencyAdmission,
 }
-PREFETCH: dict[str, Factory] = {"announced": AnnouncedPrefetch, "turns": TurnPrefetch}
+PREFETCH: dict[str, Factory] = {"announced": AnnouncedPrefetch}
 
 
 class UnknownPolicy(ValueError):

@@ -41,8 +41,8 @@ class Policy(Section):
     """Admission policy: decides which blocks enter a tier, before a spill and where no slower tier exists.
     Set `urgency` when spills of blocks that are never read wear the device."""
     prefetch: str = DEFAULT.prefetch
-    """Prefetch policy. `announced`: blocks of sessions that sent `back_in_s`; `turns`: also sessions
-    predicted to return; empty: none. Set `turns` for chat traffic."""
+    """Prefetch policy. `announced`: blocks of sessions that sent `back_in_s`; empty: none. Empty it when
+    runtimes announce returns that do not happen."""
     options: dict[str, dict[str, Any]] = {}
     """Options by policy name, such as `{lru: {...}}`; a policy's documentation lists them. Set them when a
     replay shows more hits with others."""

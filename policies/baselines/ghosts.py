@@ -9,61 +9,11 @@ numbers in another, because a tuple of both is an object more for the garbage co
 stopped for 6 ms. `Ghosts` is a set of names, `Names` keeps a number with each.
 """
 
-import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 NUM_SHARDS = 256
 SLACK = 64
-
-
-class Ghosts:
-    """A bounded set of prefix hashes, oldest first. About 250 bytes each."""
-
-    def __init__(self) -> None:
-        self._tickets: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
-        #: Names in order of arrival, and their tickets. An entry is dead when its shard has another ticket.
-        self._order: deque[bytes] = deque()
-        self._order_tickets: deque[int] = deque()
-        self._num_added = 0
-        self._num_ghosts = 0
-
-    def add(self, prefix_hash: bytes, max_ghosts: int) -> None:
-        """Add the name of a block that left; drop a few of the oldest beyond `max_ghosts`.
-
-        The limit follows the tier, so it may fall: several per addition catch up without a pause. The dead
-        count with the living twice over: where most ghosts come back, the others are forgotten a bit early.
-        """
-        shard = self._shard_of(prefix_hash)
-        self._num_ghosts += prefix_hash not in shard
-        self._num_added += 1
-        shard[prefix_hash] = self._num_added
-        self._order.append(prefix_hash)
-        self._order_tickets.append(self._num_added)
-        for _ in range(4):
-            if self._num_ghosts <= max_ghosts and len(self._order) <= 2 * max_ghosts + SLACK:
-                break
-            self._forget_oldest()
-
-    def take(self, prefix_hash: bytes) -> bool:
-        """Remove the name of a block that is back; return whether it was a ghost."""
-        is_ghost = self._shard_of(prefix_hash).pop(prefix_hash, None) is not None
-        self._num_ghosts -= is_ghost
-        return is_ghost
-
-    def __len__(self) -> int:
-        return self._num_ghosts
-
-    def _shard_of(self, prefix_hash: bytes) -> dict[bytes, int]:
-        return self._tickets[zlib.crc32(prefix_hash) % NUM_SHARDS]
-
-    def _forget_oldest(self) -> None:
-        if self._order:
-            prefix_hash, ticket = self._order.popleft(), self._order_tickets.popleft()
-            shard = self._shard_of(prefix_hash)
-            if shard.get(prefix_hash) == ticket:
-                del shard[prefix_hash]
-                self._num_ghosts -= 1
 
 
 class Names:
@@ -141,3 +91,29 @@ class Names:
 
     def __len__(self) -> int:
         return self._num_names
+
+
+class Ghosts:
+    """A bounded set of prefix hashes, oldest first. About 250 bytes each."""
+
+    def __init__(self) -> None:
+        self._names = Names()
+        self._num_added = 0
+
+    def add(self, prefix_hash: bytes, max_ghosts: int) -> None:
+        """Add the name of a block that left; drop a few of the oldest beyond `max_ghosts`, never this one.
+
+        The limit follows the tier, so it may fall: several per addition catch up without a pause. The dead
+        count with the living twice over: where most ghosts come back, the others are forgotten a bit early.
+        """
+        self._num_added += 1
+        self._names.set([prefix_hash], self._num_added)
+        for _ in range(4):
+            self._names.pop_oldest(max_ghosts)
+
+    def take(self, prefix_hash: bytes) -> bool:
+        """Remove the name of a block that is back; return whether it was a ghost."""
+        return self._names.pop(prefix_hash) != 0
+
+    def __len__(self) -> int:
+        return len(self._names)

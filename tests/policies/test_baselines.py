@@ -8,17 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
-
 from kvtier.policies.baselines.arc import ArcEviction
 from kvtier.policies.baselines.clairvoyant import ClairvoyantAdmission
-from kvtier.policies.baselines.wtinylfu import WTinyLfuEviction
-from kvtier.policies.options import BadPolicyOption
 from kvtier.policies.registry import EVICTION
 from kvtier.tiers.block import Urgency
-from tests.policies.tree import GEOMETRY, Tree, name, surroundings_of
+from tests.policies.tree import Tree, name
 
-TOKENS = GEOMETRY.block_tokens
 LETTERS = {name(letter): letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
@@ -84,36 +79,6 @@ def test_fifo_lets_a_chain_go_tail_first_with_its_older_parents() -> None:
 def test_lfu_takes_the_least_used_and_the_older_of_two() -> None:
     assert evicted("lfu", 3, "AABBCDE") == "CD"
     assert evicted("lfu", 3, "ABCABCD") == "A"
-
-
-# ------------------------------------------------------------------------------------------------ sieve
-
-
-def test_sieve_moves_its_hand() -> None:
-    """The walk of NSDI'24, figure 1 in spirit: A, B and G were used when the hand comes by."""
-    tree = Tree(EVICTION["sieve"], 7)
-    assert play(tree, "ABCDEFG") == ""
-    play(tree, "ABG")
-    assert play(tree, "H") == "C", "A and B are spared and lose their bit, C was not used"
-    assert play(tree, "A") == "", "A is used again, behind the hand"
-    assert play(tree, "I") == "D", "the hand goes on from where it was"
-    assert play(tree, "JKL") == "EFH", "G is spared"
-    assert play(tree, "MNO") == "IJK", "newcomers stand before the hand, old ones behind it"
-
-
-def test_sieve_starts_again_at_the_oldest() -> None:
-    tree = Tree(EVICTION["sieve"], 3)
-    play(tree, "ABCABC")
-    assert play(tree, "D") == "A", "all were used: a whole lap, then the oldest"
-    assert play(tree, "B") == ""
-    assert play(tree, "E") == "C", "B is spared"
-
-
-def test_sieve_looks_at_a_parent_when_its_child_has_left() -> None:
-    tree = Tree(EVICTION["sieve"], 5)
-    play(tree, ["AB", "C", "D", "E"])
-    assert play(tree, ["F"]) == "B"
-    assert play(tree, ["GH"]) == "AC", "the hand passed A while B stood on it"
 
 
 # ----------------------------------------------------------------------------------------------- s3fifo
@@ -183,53 +148,6 @@ def test_arc_learns_from_its_ghosts() -> None:
     assert arc(tree)._target == 0.0, "and A says the opposite"
 
 
-# --------------------------------------------------------------------------------------------- wtinylfu
-
-
-def test_wtinylfu_lets_the_more_frequent_of_two_stay() -> None:
-    tree = Tree(EVICTION["wtinylfu"], 4, options={"window_share": 0.3})
-    play(tree, "ABCD")
-    play(tree, "AABBCC")
-    assert play(tree, "E") == "D", "D would have left the window and was seen less often than A"
-    assert play(tree, "FGH") == "EFG", "newcomers meet A, B and C, which were seen more often"
-    assert here(tree) == "ABCH"
-
-
-def test_wtinylfu_remembers_who_left() -> None:
-    tree = Tree(WTinyLfuEviction, 4, options={"window_share": 0.3})
-    play(tree, "ABCDABC")
-    play(tree, "EEE")  # stored, and used twice
-    requests = "FEFEFEFE"  # comes and goes, and is seen each time
-    play(tree, requests)
-    assert "E" in here(tree)
-    assert "F" in here(tree), "by now F was seen more often than the rest"
-
-
-# ----------------------------------------------------------------------------------------------- gdsf
-
-
-def test_gdsf_forgets_what_was_popular_once() -> None:
-    tree = Tree(EVICTION["gdsf"], 3, options={"objective": "tokens"})
-    play(tree, "AAAA")
-    assert "A" not in play(tree, "BCDEFG"), "four uses are worth more than one"
-    for _ in range(8):
-        play(tree, "HIJK")
-    assert "A" not in here(tree), "the floor has risen above them"
-    assert "A" in "".join(LETTERS[each] for each in tree.evicted)
-
-
-def test_gdsf_prices_late_blocks_higher_when_seconds_count() -> None:
-    for objective, expected in (("seconds", "C"), ("tokens", "B")):
-        tree = Tree(EVICTION["gdsf"], 3, options={"objective": objective})
-        play(tree, ["AB", "C"])
-        assert play(tree, ["D"]) == expected, "B stands behind A and takes longer to compute"
-
-
-def test_gdsf_knows_two_objectives() -> None:
-    with pytest.raises(BadPolicyOption, match="seconds or tokens"):
-        EVICTION["gdsf"](surroundings_of(Tree(EVICTION["lru"], 1).facts, options={"objective": "bytes"}))
-
-
 # ---------------------------------------------------------------------------------------- clairvoyant
 
 
@@ -255,25 +173,7 @@ def test_clairvoyant_declines_the_rest_of_a_chain_only() -> None:
     assert here(tree) == "ABXY", "C is never asked for again"
 
 
-# -------------------------------------------------------------------- tail-optimised LRU, learned prefixes
-
-
-def test_tail_lru_takes_first_what_no_slow_first_token_depends_on() -> None:
-    """Blocks of one token each: a next prompt of 1, and prefill of up to 3 is quick, so 2 may be missing."""
-    options = {"threshold_tokens": 3 * TOKENS, "next_prompt_tokens": TOKENS}
-    tree = Tree(EVICTION["tail_lru"], 7, options=options)
-    assert play(tree, ["ABCD", "EFG"]) == ""
-    assert play(tree, ["H"]) == "D", "the end of the older one: nothing else, though H may be missing, too"
-    assert play(tree, ["I", "J"]) == "CG"
-    assert play(tree, ["KLMN"]) == "FHIJ"[:4], "then ends of the younger, and what is short, by recency"
-
-
-def test_tail_lru_without_a_threshold_is_lru() -> None:
-    requests = ["ABC", "DE", "F", "AB", "G", "HI", "DE", "JK"]
-    nothing = {"threshold_tokens": 0}
-    assert play(Tree(EVICTION["tail_lru"], 6, options=nothing), requests) == play(
-        Tree(EVICTION["lru"], 6), requests
-    )
+# ------------------------------------------------------------------------------------ learned prefixes
 
 
 def test_a_learned_prefix_keeps_what_conversations_like_it_came_back_for() -> None:

@@ -25,7 +25,7 @@ from .tree import name
 from .workloads import WORKLOADS, make
 
 SHAPE = ModelShape(1, 1, 64, "float16")
-BASELINES = ("lru", "fifo", "lfu", "s3fifo", "sieve", "arc", "wtinylfu", "gdsf")
+BASELINES = ("lru", "fifo", "lfu", "s3fifo", "arc")
 #: Percent of the tokens that a short trace may lose to LRU: the margin, and what learning costs.
 TOLERANCE = 1.5
 

@@ -252,7 +252,7 @@ def test_a_recording_has_the_prefill_of_the_model_and_bytes_of_its_own() -> None
     assert large.geometry(TraceNamespace(16, 72 << 20)).block_bytes == 72 << 20
 
 
-@pytest.mark.parametrize("word", ["unbounded@turns", "unbounded+all"])
+@pytest.mark.parametrize("word", ["unbounded@announced", "unbounded+all"])
 def test_unbounded_stands_alone(word: str) -> None:
     """With something behind it, it was lru in as little room as any other."""
     with pytest.raises(UnknownPolicy, match="write it alone"):

@@ -37,7 +37,6 @@ SETTINGS = {
     "tiers.dram.extent": "16MiB",
     "tiers.nvme.capacity": "384MiB",
     "tiers.nvme.segment": "16MiB",
-    "policy.prefetch": "turns",
 }
 
 

@@ -91,7 +91,7 @@ def test_a_new_policy_sees_what_is_stored_least_recently_used_first() -> None:
     rig.tick(1.0)
     rig.use(chains[0])
     rig.change(PolicyChoice(eviction="lru"))
-    rig.change(PolicyChoice(eviction="sieve"))
+    rig.change(PolicyChoice(eviction="arc"))
     rig.change(PolicyChoice(eviction="lru"))
     assert len(rig.planner.core.policies.evictions[Tier.DRAM]) == 4
     rig.put(hashes("e", 1))
@@ -99,10 +99,12 @@ def test_a_new_policy_sees_what_is_stored_least_recently_used_first() -> None:
 
 
 def test_what_was_learned_stays_where_the_algorithm_does() -> None:
-    rig = ResizableRig(2, policies=PolicyChoice(eviction="urgency", admission="urgency", prefetch="turns"))
+    rig = ResizableRig(
+        2, policies=PolicyChoice(eviction="urgency", admission="urgency", prefetch="announced")
+    )
     policies = rig.planner.core.policies
     forecast, eviction = policies.shared["forecast"], policies.evictions[Tier.DRAM]
-    rig.change(PolicyChoice(eviction="urgency", admission="all", prefetch="turns"))
+    rig.change(PolicyChoice(eviction="urgency", admission="all", prefetch="announced"))
     now = rig.planner.core.policies
     assert (now.shared["forecast"], now.evictions[Tier.DRAM]) == (forecast, eviction)
     assert now.prefetcher is policies.prefetcher
@@ -124,7 +126,9 @@ def test_who_is_away_for_a_while_finds_what_it_had_learned() -> None:
         rig.put(hashes(f"c{number}", 1))
     learned = rig.planner.core.policies.shared["forecast"].dump()
     rig.change(PolicyChoice(eviction="lru", prefetch="announced"))
-    assert json.loads(rig.planner.learned())["learners"].keys() == {"forecast", "habits"}, "the file keeps it"
+    assert json.loads(rig.planner.learned())["learners"].keys() == {"forecast", "promises"}, (
+        "the file keeps it"
+    )
     rig.change(PolicyChoice(eviction="urgency"))
     assert rig.planner.core.policies.shared["forecast"].dump() == learned
 

@@ -94,7 +94,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def test_what_is_applied_holds_at_once(scene: Scene) -> None:
     daemon = scene.thread.daemon
     assert daemon.reload.status.generation == 1
-    policy = {"eviction": "s3fifo", "prefetch": "turns"}
+    policy = {"eviction": "s3fifo", "prefetch": ""}
     text = scene.text(policy=policy, leases={"ttl": "5s"}, limits={"max_clients": 1})
     assert [change.key for change in scene.apply(text, is_dry_run=True).changes] == [
         "policy.eviction",
@@ -106,7 +106,7 @@ def test_what_is_applied_holds_at_once(scene: Scene) -> None:
     assert scene.apply(text, generation=1).generation == 2
     assert (daemon.planner.core.options.lease_ttl_s, daemon.service.options.lease_ttl_s) == (5, 5)
     assert daemon.planner.core.choice.eviction == "s3fifo"
-    assert daemon.planner.core.policies.prefetcher is not None
+    assert daemon.planner.core.policies.prefetcher is None
     assert daemon.local is not None
     assert daemon.local.options.max_connections == 1
     assert scene.apply(text).generation == 2, "nothing differs any more"

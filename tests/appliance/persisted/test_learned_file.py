@@ -87,10 +87,10 @@ def test_who_learns_meanwhile_does_not_write_over_what_others_knew(tmp_path: Pat
     with DaemonThread(settings_of(tmp_path)) as served:
         converse(served)
     before = json.loads((tmp_path / "nvme" / NAME).read_bytes())["learners"]
-    with DaemonThread(settings_of(tmp_path, "lru", prefetch="turns")) as served:
-        served.daemon.planner.core.policies.shared["habits"].promises.kept(30.0, 90.0)
+    with DaemonThread(settings_of(tmp_path, "lru", prefetch="announced")) as served:
+        served.daemon.planner.core.policies.shared["promises"].kept(30.0, 90.0)
     now = json.loads((tmp_path / "nvme" / NAME).read_bytes())["learners"]
-    assert now["habits"] != before["habits"], "it was written anew"
+    assert now["promises"] != before["promises"], "it was written anew"
     assert now["forecast"] == before["forecast"]
 
 
@@ -142,7 +142,7 @@ def test_what_nobody_knows_who_runs_now_is_kept_and_what_is_no_number_ignored(tm
         converse(served)
     kept = json.loads((tmp_path / "nvme" / NAME).read_bytes())["learners"]
     assert kept["somebody"] == {"knows": [1, 2]}
-    assert kept.keys() == {"somebody", "forecast", "habits"}
+    assert kept.keys() == {"somebody", "forecast", "promises"}
 
 
 def test_it_is_kept_again_and_again_and_a_failure_is_not_the_last_word(tmp_path: Path) -> None:

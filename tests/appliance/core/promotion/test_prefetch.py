@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-import pytest
-
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import CancelCopy, HastenCopy
@@ -15,7 +13,6 @@ from kvtier.tiers.block import Tier, Urgency
 from ..rig import CLIENT, GEOMETRY, Rig, hashes
 
 ANNOUNCED = PolicyChoice(prefetch="announced")
-TURNS = PolicyChoice(prefetch="turns")
 BLOCK = GEOMETRY.block_bytes
 
 
@@ -239,29 +236,6 @@ def test_a_failed_copy_is_no_waste() -> None:
     for copy in list(rig.copies):
         rig.finish(copy, Cause.TIER_OFFLINE)
     assert counted(rig) == {"begun": 2, "cancelled": 2}
-
-
-@pytest.mark.parametrize("session_id", ["agent", ""])
-def test_habits_are_learned_with_and_without_session_ids(session_id: str) -> None:
-    """A chain that is asked for every 40 s, and pushed out in between, is there by itself after a while."""
-    rig = Rig(dram_blocks=6, nvme_blocks=8, policies=TURNS, max_prefetched_fraction=0.8)
-    chain = hashes("a", 2)
-    rig.put(chain, session_id=session_id)
-    rig.cool(chain)
-    for turn in range(25):
-        ticks(rig, 20.0)
-        filler = hashes(f"filler {turn}", 5)
-        rig.put(filler)
-        rig.cool(filler)
-        while rig.now % 40:
-            ticks(rig, 40 - rig.now % 40)
-            rig.settle()
-        call = rig.acquire(chain, session_id=session_id)
-        rig.settle()
-        rig.release(call)
-    outcomes = counted(rig)
-    assert outcomes["used"] >= 2 * 12
-    assert outcomes["wasted"] <= 0.3 * outcomes["begun"]
 
 
 def test_no_share_of_the_bandwidth_is_no_prefetch_and_no_end_of_the_daemon() -> None:
