@@ -333,4 +333,38 @@ STATE = [
         "appliance/supervisor.py",
         (("if not self.kept or self._is_to_end_within(FORK_RETRY_S):", "if True:"),),
     ),
+    Mend(
+        "11g",
+        "exports of one tenant into a store that hosts share",
+        "0 bundles of another tenant, once the day's budget is sent or under way",
+        "1 of 1, of the part that is reserved for it",
+        ("tests/appliance/core/capacity/test_exports.py::test_one_tenant_does_not_use_up_the_budget_of_all",),
+        "appliance/core/capacity/exports.py",
+        (
+            (
+                "WriteBudget(core.options.daily_export_bytes, core.options.num_tenants)",
+                "WriteBudget(core.options.daily_export_bytes)",
+            ),
+        ),
+    ),
+    Mend(
+        "11h",
+        "bundles of one tenant that wait for their export",
+        "wait before all that come later; 4,096 of them push those of others out",
+        "tenants take turns, and each has its share of the places",
+        (
+            "tests/appliance/core/capacity/test_exports.py::test_tenants_take_turns",
+            "tests/appliance/core/capacity/test_exports.py::"
+            "test_bundles_of_one_tenant_that_wait_leave_the_others_their_places",
+        ),
+        "appliance/core/capacity/export_queue.py",
+        (
+            ("self._shares = Shares(MAX_QUEUED, num_tenants)", "self._shares = Shares(MAX_QUEUED, 0)"),
+            (
+                "        if queue:\n            self._turns[tenant] = queue\n",
+                "        if queue:\n            self._turns[tenant] = queue\n"
+                "            self._turns.move_to_end(tenant, last=False)\n",
+            ),
+        ),
+    ),
 ]

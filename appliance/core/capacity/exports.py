@@ -6,26 +6,26 @@
               rent is the price costs at most twice what the best choice does, whatever is used later. Of a
               chain that is computed sooner than a source of known speed would bring it nothing is stored
 
-A bundle is exported out of host memory while all its blocks are there, which they are when they were just put
-or read. Its places are held until the shell has stored it. In flight is at most a share of the put tier, so
-that exports never stand in the way of puts; a bundle that left memory before its turn is exported when it
-is used again. Beyond the day's budget nothing is exported. Blocks that a lossy codec decoded are not: other
-hosts get what was put. The source deduplicates; a bundle that it is known to hold is not sent again. An
-export that failed is tried again, after a delay that doubles from RETRY_S and MAX_RETRIES times, and at the
-next use: the rest of a chain that is not used again on this host would not be found without it.
+A bundle is exported out of host memory while all its blocks are there, which they are when they were just
+put or read. Its places are held until the shell has stored it. In flight is at most a share of the put
+tier, so that exports never stand in the way of puts; a bundle that left memory before its turn is exported
+when it is used again. Beyond the day's budget nothing is exported. Tenants take turns, and each has its
+share of queue and budget. Blocks that a lossy codec decoded are not exported: other hosts get what was put.
+The source deduplicates; a bundle that it is known to hold is not sent again. An export that failed is tried
+again, after a delay that doubles from RETRY_S and MAX_RETRIES times, and at the next use: the rest of a
+chain that is not used again on this host would not be found without it.
 
 A drain queues everything in memory that may be stored anew, the most prefill per byte that uses have saved so
 far first, until the grace period ends.
 """
 
-import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from ....policies.base import Use
-from ....tiers.block import FragmentLabel, Tier
+from ....tiers.block import FragmentLabel, Tier, tenant_of
 from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.policy_listeners import Listener
@@ -37,11 +37,12 @@ from ..copying.write_budget import WriteBudget
 from ..events import ExportFinished, SourceChanged
 from ..instructions import BundleBlocks, ExportBundle
 from ..options import ShareMode
+from ..shares import Shares
 from ..worth import KEPT_DAYS, reads_to_earn
+from .export_queue import ExportQueue, WaitingBundle
 
-MAX_QUEUED: Final = 4096  # bundles that wait for their turn; beyond it the oldest one is dropped
 MAX_STEPS: Final = 16  # bundles looked at in one step
-MAX_COUNTED: Final = 65_536  # bundles of which uses are counted
+MAX_COUNTED: Final = 65_536  # bundles of which uses are counted, of a tenant its share
 RETRY_S: Final = 1.0  # after the first failure of an export
 MAX_RETRIES: Final = 8  # about four minutes
 #: A source that was measured slow gets something to be measured by again after so long.
@@ -49,15 +50,9 @@ SPEED_TRUST_S: Final = 3600.0
 KEPT_S: Final = KEPT_DAYS * 86_400.0
 
 
-class _Waiting(NamedTuple):
-    """A bundle that waits for its turn."""
-
-    last: int  # handle of its last block
-    num_failures: int = 0  # of its export so far
-
-
 @dataclass(slots=True)
 class _HeldBundle:
+    tenant: str
     namespace_id: int
     name: bytes
     held: list[tuple[int, Tier]]
@@ -82,14 +77,16 @@ class Exports:
         self._residency = residency
         self._index = index
         self._host_tiers = [tier for tier in core.ladder.host_tiers if tier in core.rooms]
-        self.budget = WriteBudget(core.options.daily_export_bytes)
+        self.budget = WriteBudget(core.options.daily_export_bytes, core.options.num_tenants)
         self.is_open = False
         #: Namespaces of erased tenants, which are not exported.
         self.erased: set[int] = set()
         self._has_joined = False
-        self._queue: deque[_Waiting] = deque()
-        self._retries: list[tuple[float, _Waiting]] = []  # a heap, by the time at which each is queued again
-        self._uses: OrderedDict[int, _Uses] = OrderedDict()  # by handle of the last block; with prices
+        self._queue = ExportQueue(core.options.num_tenants)
+        self._uses: dict[
+            str, OrderedDict[int, _Uses]
+        ] = {}  # by tenant, handle of the last block; with prices
+        self._counted = Shares(MAX_COUNTED, core.options.num_tenants)
         self._jobs: dict[int, _HeldBundle] = {}
         self._num_exports = 0
         self.bytes_in_flight = 0
@@ -100,17 +97,16 @@ class Exports:
     @property
     def is_busy(self) -> bool:
         """Whether there is more to do right now than one step did: a Tick is due at once."""
-        return self.is_open and bool(self._queue) and self.bytes_in_flight < self._most_bytes()
+        return self.is_open and self._queue.has_ready and self.bytes_in_flight < self._most_bytes()
 
     @property
     def num_pending(self) -> int:
         """Return the bundles that are in flight, and while the source is open those that wait."""
-        return len(self._jobs) + (len(self._queue) + len(self._retries) if self.is_open else 0)
+        return len(self._jobs) + (len(self._queue) if self.is_open else 0)
 
     def next_deadline(self) -> float | None:
         """When an export that failed is due again."""
-        can_queue = self.is_open and len(self._queue) < MAX_QUEUED
-        return self._retries[0][0] if self._retries and can_queue else None
+        return self._queue.next_time() if self.is_open else None
 
     def changed(self, event: SourceChanged) -> None:
         """The source takes bundles from now on, or does not."""
@@ -120,8 +116,11 @@ class Exports:
             self._core.listeners.join(Listener(used=self._used, stored=self._stored))
 
     def options_changed(self) -> None:
-        """Let another budget be in force."""
-        self.budget.limit(self._core.options.daily_export_bytes, self._core.now)
+        """Let another budget and other tenants be in force."""
+        options = self._core.options
+        self.budget.limit(options.daily_export_bytes, self._core.now, options.num_tenants)
+        self._queue.resize(options.num_tenants)
+        self._counted.resize(MAX_COUNTED, options.num_tenants)
 
     def _used(self, rows: Sequence[int], use: Use) -> None:
         if self.is_open and self._share(rows[0]) != "off":
@@ -147,13 +146,12 @@ class Exports:
         if ends and self._share(rows[0]) == "worth" and not self._is_fetched_sooner(rows[-1]):
             self._core.story.count("exports_not_worth", len(ends))
             return
+        tenant = tenant_of(namespace.identity.domain)
         for row in ends:
-            self._queue.append(_Waiting(catalog.handle(row)))
+            if not self._queue.add(tenant, WaitingBundle(catalog.handle(row))):
+                self._core.story.count("exports_dropped")
             if is_use and self._core.options.prices.gpu_hour:
-                self._count_use(catalog.handle(row))
-        while len(self._queue) > MAX_QUEUED:
-            self._queue.popleft()
-            self._core.story.count("exports_dropped")
+                self._count_use(tenant, catalog.handle(row))
 
     def _is_fetched_sooner(self, last: int) -> bool:
         """Whether fetching the chain that ends with block `last` is sooner than computing it, by MARGIN, if
@@ -171,44 +169,50 @@ class Exports:
         """Queue each bundle that may be stored and is not known to be, in the order of its worth.
 
         Of equal worth, and so of one chain, whatever is nearer to the start goes first: without it the rest
-        is not found. Replaces the queue. O(blocks).
+        is not found. Tenants take turns. Replaces the queue. O(blocks).
         """
         catalog, core = self._core.catalog, self._core
-        found: list[tuple[float, int, int]] = []
+        found: list[tuple[float, int, int, str]] = []
         for namespace in catalog.namespaces.values() if self.is_open else ():
             if (share := core.options.share_of(namespace.identity.domain)) == "off":
                 continue
             size = self._index.num_blocks(namespace)
             worth = core.costs.recompute_s(namespace.id, 0, size) / namespace.block_bytes
+            tenant = tenant_of(namespace.identity.domain)
             found += [
-                (-worth * catalog.num_uses[row], catalog.position[row], catalog.handle(row))
+                (-worth * catalog.num_uses[row], catalog.position[row], catalog.handle(row), tenant)
                 for row in namespace.rows.values()
                 if (catalog.position[row] + 1) % size == 0 and (catalog.num_uses[row] or share == "eager")
             ]
-        self._queue = deque(_Waiting(handle) for *_, handle in heapq.nsmallest(MAX_QUEUED, found))
-        self._retries.clear()
+        self._queue.clear()
+        full: set[str] = set()
+        for *_, handle, tenant in sorted(found):
+            if tenant not in full and not self._queue.add_last(tenant, WaitingBundle(handle)):
+                full.add(tenant)
 
-    def _count_use(self, handle: int) -> None:
+    def _count_use(self, tenant: str, handle: int) -> None:
         """Count a use of the bundle that ends with a block; those before KEPT_S are forgotten."""
         now = self._core.now
-        uses = self._uses.setdefault(handle, _Uses(now))
+        of_tenant = self._uses.setdefault(tenant, OrderedDict())
+        if handle not in of_tenant and not self._counted.take(tenant, 1):
+            if not of_tenant:
+                return
+            of_tenant.popitem(last=False)
+        uses = of_tenant.setdefault(handle, _Uses(now))
         if now - uses.first_at > KEPT_S:
             uses.first_at, uses.num = now, 0
         uses.num += 1
-        if len(self._uses) > MAX_COUNTED:
-            self._uses.popitem(last=False)
 
     def run(self) -> None:
         """Begin exports, as many as may be in flight."""
         catalog, now = self._core.catalog, self._core.now
         if not self.is_open:
             return
-        while self._retries and self._retries[0][0] <= now and len(self._queue) < MAX_QUEUED:
-            self._queue.append(heapq.heappop(self._retries)[1])
+        self._queue.bring_due(now)
         for _ in range(MAX_STEPS):
-            if not self._queue or self.bytes_in_flight >= self._most_bytes():
+            if not self._queue.has_ready or self.bytes_in_flight >= self._most_bytes():
                 return
-            waiting = self._queue.popleft()
+            waiting = self._queue.pop()
             row = catalog.row_of(waiting.last)
             if row != NO_ROW:
                 self._begin(row, waiting)
@@ -218,7 +222,7 @@ class Exports:
         options = self._core.options
         return min(options.max_export_bytes, options.max_export_fraction * statistics.capacity_bytes)
 
-    def _begin(self, last: int, waiting: _Waiting) -> None:
+    def _begin(self, last: int, waiting: WaitingBundle) -> None:
         """Export the bundle that ends with block `last`, if it may be, and memory has all of it."""
         catalog, core = self._core.catalog, self._core
         namespace = catalog.namespace_of(last)
@@ -241,13 +245,15 @@ class Exports:
         if not places:
             core.story.count("exports_not_in_memory")
             return
-        if not self.budget.allows(self.bytes_in_flight + num_bytes, core.now):
+        tenant = tenant_of(namespace.identity.domain)
+        if not self.budget.allows(num_bytes, core.now, tenant):
             core.story.count("exports_over_budget")
             return
+        self.budget.wrote(num_bytes, core.now, tenant)
         for fragment, tier in places:
             core.transitions.hold(fragment, tier)
         self._num_exports += 1
-        self._jobs[self._num_exports] = _HeldBundle(namespace.id, name, places, num_bytes, *waiting)
+        self._jobs[self._num_exports] = _HeldBundle(tenant, namespace.id, name, places, num_bytes, *waiting)
         self.bytes_in_flight += num_bytes
         labels = catalog.labels_of([fragment for fragment, _ in places])
         names = [catalog.prefix_hash[row] for row in rows]
@@ -266,7 +272,8 @@ class Exports:
             return True
         size = self._index.num_blocks(namespace)
         recompute_s = core.costs.recompute_s(namespace.id, core.catalog.position[last] + 1 - size, size)
-        uses = self._uses.get(core.catalog.handle(last))
+        of_tenant = self._uses.get(tenant_of(namespace.identity.domain))
+        uses = of_tenant.get(core.catalog.handle(last)) if of_tenant else None
         return uses is not None and uses.num >= reads_to_earn(prices, num_bytes, recompute_s)
 
     def _rows(self, last: int, size: int) -> list[int]:
@@ -298,7 +305,10 @@ class Exports:
         self.bytes_in_flight -= job.num_bytes
         for fragment, tier in reversed(job.held):
             self._residency.drop(fragment, tier)
-        self.budget.wrote(event.num_bytes, self._core.now)
+        if (unwritten := job.num_bytes - event.num_bytes) > 0:
+            self.budget.not_written(unwritten, self._core.now, job.tenant)
+        else:
+            self.budget.wrote(-unwritten, self._core.now, job.tenant)
         if event.is_stored:
             self._index.note(job.namespace_id, job.name, True)
             self._core.story.count("bundles_exported" if event.num_bytes else "bundles_shared_already")
@@ -309,9 +319,9 @@ class Exports:
 
     def _try_later(self, job: _HeldBundle) -> None:
         """Queue an export that failed again, after a while."""
-        if job.num_failures < MAX_RETRIES and len(self._retries) < MAX_QUEUED:
+        if job.num_failures < MAX_RETRIES:
             at = self._core.now + RETRY_S * 2.0**job.num_failures
-            heapq.heappush(self._retries, (at, _Waiting(job.last, job.num_failures + 1)))
+            self._queue.add_later(at, job.tenant, WaitingBundle(job.last, job.num_failures + 1))
 
     def check_integrity(self) -> list[str]:
         """Audit: the bytes in flight are those of the exports."""

@@ -80,7 +80,8 @@ class Rig:
         self.notices: list[Notify] = []
         self.sealed: list[int] = []
         self._num_calls = 0
-        self.do(ev.ClientOpened(CLIENT, "client", True, ""))
+        self.client = CLIENT  # that requests are of
+        self.do(ev.ClientOpened(self.client, "client", True, ""))
         call = self.call()
         self.do(ev.NamespaceRegistered(call, NamespaceIdentity(b"m" * 16, GEOMETRY)))
         self.namespace_id = self.answer(call).namespace_id
@@ -147,10 +148,10 @@ class Rig:
         call = self.call()
         session_id = named.pop("session_id", "")
         reserve = ev.ReserveRequested(
-            call, CLIENT, request_id, self.namespace_id, parent, chain, session_id, **named
+            call, self.client, request_id, self.namespace_id, parent, chain, session_id, **named
         )
         spans = [(n * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for n in range(len(chain))]
-        self.do(ev.CommitRequested(call, CLIENT, request_id, 0, spans, reserve))
+        self.do(ev.CommitRequested(call, self.client, request_id, 0, spans, reserve))
         return call
 
     def put(self, chain: Sequence[bytes], parent: bytes = b"", **named: Any) -> list[int]:
@@ -165,25 +166,25 @@ class Rig:
     def reserve(self, chain: Sequence[bytes], parent: bytes = b"", request_id: str = "") -> int:
         """Send the first half of a put; return its call."""
         call = self.call()
-        self.do(ev.ReserveRequested(call, CLIENT, request_id, self.namespace_id, parent, chain))
+        self.do(ev.ReserveRequested(call, self.client, request_id, self.namespace_id, parent, chain))
         return call
 
     def commit(self, reservation_id: int, num_blocks: int, request_id: str = "") -> int:
         """Send the second half; return its call."""
         call = self.call()
         spans = [(n * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for n in range(num_blocks)]
-        self.do(ev.CommitRequested(call, CLIENT, request_id, reservation_id, spans))
+        self.do(ev.CommitRequested(call, self.client, request_id, reservation_id, spans))
         return call
 
     def acquire(self, chain: Sequence[bytes], request_id: str = "", **named: Any) -> int:
         """Send an acquire; return its call."""
         call = self.call()
-        self.do(ev.AcquireRequested(call, CLIENT, request_id, self.namespace_id, chain, **named))
+        self.do(ev.AcquireRequested(call, self.client, request_id, self.namespace_id, chain, **named))
         return call
 
     def release(self, call: int) -> None:
         """Release the lease an acquire was given."""
-        self.do(ev.ReleaseRequested(None, CLIENT, [self.answer(call).lease_id]))
+        self.do(ev.ReleaseRequested(None, self.client, [self.answer(call).lease_id]))
 
     def found(self, chain: Sequence[bytes]) -> int:
         """Return how many blocks of a chain a lookup finds."""
@@ -203,10 +204,10 @@ class Rig:
     def cool(self, chain: Sequence[bytes]) -> None:
         """Push a chain out of dram, into nvme."""
         call = self.call()
-        self.do(ev.AcquireRequested(call, CLIENT, "", self.namespace_id, chain, "cooler"))
+        self.do(ev.AcquireRequested(call, self.client, "", self.namespace_id, chain, "cooler"))
         self.settle()
         self.release(call)
-        self.do(ev.SessionEnded(self.call(), CLIENT, "cooler", True))
+        self.do(ev.SessionEnded(self.call(), self.client, "cooler", True))
         self.settle()
         self.do(ev.EvictRequested(self.call(), Tier.DRAM, 0))
         assert all(self.where(prefix_hash) == {"nvme"} for prefix_hash in chain)
