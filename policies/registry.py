@@ -30,6 +30,7 @@ from .baselines.learned_prefix import LearnedPrefixEviction
 from .baselines.lfu import LfuEviction
 from .baselines.lru import LruEviction
 from .baselines.s3fifo import S3FifoEviction
+from .baselines.tail_lru import TailLruEviction
 from .guarded import GuardedAdmission, GuardedEviction, GuardedLearner, GuardedPrefetcher, Report, Trouble
 from .options import BadPolicyOption
 from .prefetch.announced import AnnouncedPrefetch
@@ -46,6 +47,7 @@ EVICTION: dict[str, Factory] = {
     "lfu": LfuEviction,
     "lru": LruEviction,
     "s3fifo": S3FifoEviction,
+    "tail_lru": TailLruEviction,
     "urgency": UrgencyEviction,
 }
 ADMISSION: dict[str, Factory] = {

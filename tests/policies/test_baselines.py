@@ -12,8 +12,9 @@ from kvtier.policies.baselines.arc import ArcEviction
 from kvtier.policies.baselines.clairvoyant import ClairvoyantAdmission
 from kvtier.policies.registry import EVICTION
 from kvtier.tiers.block import Urgency
-from tests.policies.tree import Tree, name
+from tests.policies.tree import GEOMETRY, Tree, name
 
+TOKENS = GEOMETRY.block_tokens
 LETTERS = {name(letter): letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
@@ -173,7 +174,25 @@ def test_clairvoyant_declines_the_rest_of_a_chain_only() -> None:
     assert here(tree) == "ABXY", "C is never asked for again"
 
 
-# ------------------------------------------------------------------------------------ learned prefixes
+# -------------------------------------------------------------------- tail-optimised LRU, learned prefixes
+
+
+def test_tail_lru_takes_first_what_no_slow_first_token_depends_on() -> None:
+    """Blocks of one token each: a next prompt of 1, and prefill of up to 3 is quick, so 2 may be missing."""
+    options = {"threshold_tokens": 3 * TOKENS, "next_prompt_tokens": TOKENS}
+    tree = Tree(EVICTION["tail_lru"], 7, options=options)
+    assert play(tree, ["ABCD", "EFG"]) == ""
+    assert play(tree, ["H"]) == "D", "the end of the older one: nothing else, though H may be missing, too"
+    assert play(tree, ["I", "J"]) == "CG"
+    assert play(tree, ["KLMN"]) == "FHIJ"[:4], "then ends of the younger, and what is short, by recency"
+
+
+def test_tail_lru_without_a_threshold_is_lru() -> None:
+    requests = ["ABC", "DE", "F", "AB", "G", "HI", "DE", "JK"]
+    nothing = {"threshold_tokens": 0}
+    assert play(Tree(EVICTION["tail_lru"], 6, options=nothing), requests) == play(
+        Tree(EVICTION["lru"], 6), requests
+    )
 
 
 def test_a_learned_prefix_keeps_what_conversations_like_it_came_back_for() -> None:
