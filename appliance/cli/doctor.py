@@ -65,7 +65,7 @@ def ask_daemon(target: str, was_named: bool) -> RunningDaemon:
         problems=tuple(audit.problems),
         backends=backends,
         bundles=tuple(
-            BundleWorth(one.namespace_id, one.fetch_s, one.recompute_s, one.reads_to_earn)
+            BundleWorth(*(getattr(one, field) for field in BundleWorth._fields))
             for one in status.source.bundles
         ),
     )

@@ -24,6 +24,7 @@ LIVE = (
     "policy.options",
     "compression",
     "object.share",
+    "object.namespaces",
     "object.daily_exports",
     "object.price",
     "leases",

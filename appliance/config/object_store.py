@@ -15,6 +15,7 @@ from ...sources.objects.store import check_address
 from ..core.worth import SourcePrices
 from .fields import Bytes, Section, Share, refuse
 
+Digits = Annotated[str, Field(pattern=r"^[0-9a-f]{8,128}$")]
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -51,6 +52,11 @@ class ObjectSettings(Section):
     share: Share = "worth"
     """What this host stores there: `worth`, what was used again after it was put; `eager`, all that is put.
     Set `eager` for prompts that are computed here and used elsewhere, `off` to only fetch."""
+    namespaces: dict[Digits, Share] = {}
+    """Exceptions from `share`, by the first 8 or more hex digits of a namespace's digest (`objects ls` and
+    `status --json` of kvtier) or its model's. Of several that match, and of a tenant's, the least counts.
+    Set `off` for a model that is computed sooner than fetched (`kvtier doctor` says so) and `eager` for one
+    that is computed here and used elsewhere."""
     daily_exports_bytes: Bytes | None = Field(default=None, alias="daily_exports")
     """Bytes a day after which this host stores nothing more there. Set it where the store costs by the byte,
     or is small: it keeps what is not used for three days. Empty: no limit."""

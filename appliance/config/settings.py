@@ -205,5 +205,6 @@ class Settings(Section):
             share=self.object.share,
             daily_export_bytes=self.object.daily_exports_bytes,
             shares=shares_of(self.tenants, self.object.share),
+            namespace_shares=self.object.namespaces,
             prices=self.object.price.for_planner(),
         )

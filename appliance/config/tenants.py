@@ -15,12 +15,12 @@ order of a file.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from ...tiers.ladder import Ladder
-from ..core.options import ShareMode, TenantQuota
+from ..core.options import SHARE_MODES, ShareMode, TenantQuota
 from .fields import Bytes, Directory, Section, Share, refuse
 
 MAX_TENANTS = 256
@@ -209,12 +209,14 @@ def quotas_of(tenants: Mapping[str, Tenant], ladder: Ladder) -> dict[str, Tenant
 
 def shares_of(tenants: Mapping[str, Tenant], share: ShareMode) -> dict[str, ShareMode]:
     """Return what is stored of each isolation domain in the object store, where tenants say so."""
-    order = get_args(ShareMode)
-    found: dict[str, ShareMode] = {}
+    wanted: defaultdict[str, list[ShareMode | None]] = defaultdict(list)
     for name, tenant in tenants.items():
-        domain, wanted = tenant.domain(name), tenant.share or share
-        found[domain] = min(found.get(domain, wanted), wanted, key=order.index)
-    return {domain: wanted for domain, wanted in found.items() if wanted != share}
+        wanted[tenant.domain(name)].append(tenant.share)
+    return {
+        domain: min((one or share for one in said), key=SHARE_MODES.index)
+        for domain, said in wanted.items()
+        if any(said)
+    }
 
 
 def bandwidth_shares_of(tenants: Mapping[str, Tenant]) -> dict[str, float]:

@@ -5,15 +5,16 @@ Everything is bounded (invariant 8): beyond a limit the answer is RESOURCE_EXHAU
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
-from ...tiers.block import Tier, tenant_of
+from ...tiers.block import NamespaceIdentity, Tier, tenant_of
 from .worth import SourcePrices
 
 #: When blocks are copied into the cold store; ahead.py.
 WriteMode: TypeAlias = Literal["spill", "idle", "through"]
 #: Which blocks are stored in the source, for other hosts; exports.py.
 ShareMode: TypeAlias = Literal["off", "worth", "eager"]
+SHARE_MODES: Final[tuple[ShareMode, ...]] = get_args(ShareMode)  # the least first
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,10 @@ class PlannerOptions:
     #: Which blocks are exported to the source, if there is one, and how many bytes a day; None: any number.
     share: ShareMode = "worth"
     daily_export_bytes: int | None = None
-    #: Instead of `share`, by tenant: the first part of an isolation domain's name.
+    #: Instead of `share`: by tenant, the first part of an isolation domain's name; and by the beginning of a
+    #: namespace's digest or its model's, in hex. Of several that match the least counts.
     shares: Mapping[str, ShareMode] = field(default_factory=dict)
+    namespace_shares: Mapping[str, ShareMode] = field(default_factory=dict)
     prices: SourcePrices = field(default_factory=SourcePrices)
     #: Bytes of exports in flight, which hold their blocks in memory, and their share of the put tier.
     max_export_bytes: int = 128 << 20
@@ -109,6 +112,16 @@ class PlannerOptions:
     default_bandwidth_bytes_per_s: float = 1e9
     default_latency_s: float = 1e-3
 
-    def share_of(self, domain: str) -> ShareMode:
-        """Return which blocks of an isolation domain are exported."""
-        return self.shares.get(tenant_of(domain), self.share) if self.shares else self.share
+    def share_of(self, identity: NamespaceIdentity) -> ShareMode:
+        """Return which blocks of a namespace are exported."""
+        said = []
+        if self.shares and (share := self.shares.get(tenant_of(identity.domain))):
+            said.append(share)
+        if self.namespace_shares:
+            digests = identity.digest.hex(), identity.model_digest.hex()
+            said += [
+                share
+                for digits, share in self.namespace_shares.items()
+                if any(digest.startswith(digits) for digest in digests)
+            ]
+        return min(said, key=SHARE_MODES.index, default=self.share)

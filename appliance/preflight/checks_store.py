@@ -41,13 +41,16 @@ def judge_worth(bundles: Iterable[BundleWorth]) -> Iterator[Check]:
     """Return whether fetching is sooner than computing, and storing pays, in each namespace of a daemon."""
     for one in bundles:
         name = f"object store, namespace {one.namespace_id}"
+        if one.share == "off":
+            continue
+        rule = f"{one.namespace[:16]}: off in object.namespaces"
         times = f"a bundle takes {one.fetch_s:.3g} s to fetch and {one.recompute_s:.3g} s to compute"
         if one.fetch_s >= one.recompute_s:
-            fix = "it is never fetched: object.share: off for its tenant, or a faster store"
-            yield warn(name, times, fix, "object.share")
+            fix = f"it is never fetched: {rule}, or a faster store"
+            yield warn(name, times, fix, "object.namespaces")
         elif math.isinf(one.reads_to_earn):
             what = f"{times}; by object.price a fetch costs more than it saves"
-            yield warn(name, what, "object.share: off for its tenant, or a store nearby", "object.price")
+            yield warn(name, what, f"{rule}, or a store nearby", "object.price")
         elif one.reads_to_earn:
             yield ok(name, f"{times}; storing it pays with use {math.ceil(one.reads_to_earn)} in three days")
         else:

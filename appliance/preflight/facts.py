@@ -149,6 +149,8 @@ class BundleWorth(NamedTuple):
     fetch_s: float
     recompute_s: float
     reads_to_earn: float
+    namespace: str
+    share: str
 
 
 @dataclass(frozen=True, slots=True)

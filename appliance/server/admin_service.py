@@ -131,6 +131,8 @@ class AdminService:
                         fetch_s=seconds[0],
                         recompute_s=seconds[1],
                         reads_to_earn=reads,
+                        namespace=namespace.identity.digest.hex(),
+                        share=planner.core.options.share_of(namespace.identity),
                     )
                 )
         return found

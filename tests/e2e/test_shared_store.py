@@ -159,16 +159,24 @@ def test_two_hosts_store_a_bundle_once(tmp_path: Path) -> None:
     assert bundles(store) == written
 
 
-def test_what_is_not_used_again_is_not_stored_and_the_setting_is_live(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "{share: worth}",
+        f"{{share: 'off', namespaces: {{{IDENTITY.digest.hex()[:9]}: worth}}}}",
+    ],
+    ids=["of all", "of a namespace"],
+)
+def test_what_is_not_used_again_is_not_stored_and_the_setting_is_live(wanted: str, tmp_path: Path) -> None:
     store, policy = tmp_path / "store", tmp_path / "policy.yaml"
     store.mkdir()
     policy.write_text("object: {share: 'off'}\n")
     with host(tmp_path / "first", f"file://{store}", "", policy) as first:
         fill(first)
         expect(first, CHAIN_BLOCKS, range(1))
-        policy.write_text("object: {share: worth}\n")
+        policy.write_text(f"object: {wanted}\n")
         first.signal(SIGHUP)
-        first.wait_for_log("object.share")
+        first.wait_for_log("policy generation 2: object.")
         until(lambda: bool(bundles(store)) or _read_again(first, range(1)))
         until(lambda: len(bundles(store)) == STORED_BLOCKS // BUNDLE_BLOCKS)
         assert bundles(store).keys() == {names_of(0)[number].hex() for number in (3, 7, 11)}

@@ -131,7 +131,7 @@ class Exports:
             self._enqueue(rows)
 
     def _share(self, row: int) -> ShareMode:
-        return self._core.options.share_of(self._core.catalog.namespace_of(row).identity.domain)
+        return self._core.options.share_of(self._core.catalog.namespace_of(row).identity)
 
     def _enqueue(self, rows: Sequence[int], *, is_use: bool = False) -> None:
         catalog = self._core.catalog
@@ -174,7 +174,7 @@ class Exports:
         catalog, core = self._core.catalog, self._core
         found: list[tuple[float, int, int, str]] = []
         for namespace in catalog.namespaces.values() if self.is_open else ():
-            if (share := core.options.share_of(namespace.identity.domain)) == "off":
+            if (share := core.options.share_of(namespace.identity)) == "off":
                 continue
             size = self._index.num_blocks(namespace)
             worth = core.costs.recompute_s(namespace.id, 0, size) / namespace.block_bytes
@@ -227,7 +227,7 @@ class Exports:
         catalog, core = self._core.catalog, self._core
         namespace = catalog.namespace_of(last)
         name = catalog.prefix_hash[last]
-        share = core.options.share_of(namespace.identity.domain)
+        share = core.options.share_of(namespace.identity)
         if namespace.id in self.erased or share == "off" or self._index.is_stored(namespace.id, name):
             return
         if any((job.namespace_id, job.name) == (namespace.id, name) for job in self._jobs.values()):

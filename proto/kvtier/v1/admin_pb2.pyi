@@ -515,12 +515,18 @@ class BundleWorth(_message.Message):
     FETCH_S_FIELD_NUMBER: _builtins.int
     RECOMPUTE_S_FIELD_NUMBER: _builtins.int
     READS_TO_EARN_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.int
     fetch_s: _builtins.float
     """as lately measured; assumed before that"""
     recompute_s: _builtins.float
     reads_to_earn: _builtins.float
     """uses until storing it has paid, by object.price; 0: nothing is compared; may be infinite"""
+    namespace: _builtins.str
+    """its digest in hex; object.namespaces names it by its beginning"""
+    share: _builtins.str
+    """what is stored of it here: off, worth or eager"""
     def __init__(
         self,
         *,
@@ -528,10 +534,12 @@ class BundleWorth(_message.Message):
         fetch_s: _builtins.float = ...,
         recompute_s: _builtins.float = ...,
         reads_to_earn: _builtins.float = ...,
+        namespace: _builtins.str = ...,
+        share: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_s", b"fetch_s", "namespace_id", b"namespace_id", "reads_to_earn", b"reads_to_earn", "recompute_s", b"recompute_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_s", b"fetch_s", "namespace", b"namespace", "namespace_id", b"namespace_id", "reads_to_earn", b"reads_to_earn", "recompute_s", b"recompute_s", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,10 +27,10 @@ from kvtier.appliance.host.policy_watch import FileWatch, signature_of
 
 from ...docs.settings_page import reference_table, setting_keys
 
-#: Of them three of further memories, which can be any number, nine of a shared store: its five prices are
-#: a site's, nothing measures them; four of other hosts, which nothing can find out by itself; and seven of a
-#: directory: where it is, and how this host gets in.
-MAX_SETTINGS = 78
+#: Of them three of further memories, which can be any number, ten of a shared store: its five prices are a
+#: site's, nothing measures them, and what others use of a model is not known here; four of other hosts, which
+#: nothing can find out by itself; and seven of a directory: where it is, and how this host gets in.
+MAX_SETTINGS = 79
 
 
 def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:

@@ -267,6 +267,18 @@ MALFORMED = {
         "tiers.nvme.daily_writes",
         "less than one segment of 64MiB; write 64MiB or more, or `write: spill`",
     ),
+    "few digits": (
+        "object:\n  namespaces: {3f2a: off}",
+        2,
+        "object.namespaces.3f2a.[key]",
+        "[0-9a-f]{8,128}",
+    ),
+    "no digits": (
+        "object:\n  namespaces: {model-one: off}",
+        2,
+        "object.namespaces.model-one.[key]",
+        "[0-9a-f]{8,128}",
+    ),
     "share of 90": ("limits:\n  max_pinned: 90", 2, "limits.max_pinned", "like 90% or 0.9"),
     "ttl > max": ("leases:\n  ttl: 20m", 2, "leases.ttl", "longer than 10m, the longest lease"),
     "no time": ("leases:\n  ttl: 0s", 2, "leases.ttl", "longer than 0s"),
@@ -341,7 +353,12 @@ def test_an_unknown_key_is_told_wherever_it_stands() -> None:
 
 
 #: Mappings whose keys somebody chooses.
-FREE: set[tuple[str | int, ...]] = {("tenants",), ("policy", "tiers"), ("policy", "options")}
+FREE: set[tuple[str | int, ...]] = {
+    ("tenants",),
+    ("policy", "tiers"),
+    ("policy", "options"),
+    ("object", "namespaces"),
+}
 
 
 def mappings(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

@@ -1,5 +1,6 @@
 """Exports: which bundles are stored in the source, and what they hold meanwhile."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -448,3 +449,36 @@ def test_a_tenant_has_a_share_of_its_own(of_all: str, of_tenant: str) -> None:
     rig.namespace_id = rig.answer(call).namespace_id
     rig.put(hashes("b", SIZE))
     assert len(rig.exports) == 1
+
+
+DIGEST = NamespaceIdentity(b"m" * 16, GEOMETRY).digest.hex()
+MODEL = (b"m" * 16).hex()
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "shares", "expected"),
+    [
+        ({DIGEST[:8]: "eager"}, {}, "eager"),
+        ({MODEL[:8]: "eager"}, {}, "eager"),
+        ({"f" * 8: "eager", "00" + DIGEST: "eager"}, {}, "off"),
+        ({DIGEST: "worth", MODEL: "eager"}, {}, "worth"),
+        ({DIGEST: "eager"}, {"": "off"}, "off"),
+        ({DIGEST: "worth"}, {"": "eager"}, "worth"),
+        ({"0" * 8: "off"}, {"": "eager"}, "eager"),
+    ],
+)
+def test_a_namespace_has_a_share_of_its_own(namespaces: Any, shares: Any, expected: str) -> None:
+    """Of those that match, and of its tenant's, the least counts. They are live."""
+    rig, chain = Exporting("off", namespace_shares=namespaces, shares=shares), hashes("a", SIZE)
+    rig.put(chain)
+    assert len(rig.exports) == (expected == "eager")
+    rig.read(chain)
+    assert len(rig.exports) == (expected != "off")
+    rig.do(
+        ev.PolicyChanged(
+            replace(rig.planner.core.options, namespace_shares={}, shares={}), rig.planner.core.choice, {}
+        )
+    )
+    rig.put(hashes("b", SIZE))
+    rig.read(hashes("b", SIZE))
+    assert len(rig.exports) == (expected != "off"), "there are none any more"
