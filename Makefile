@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: claims chaos chaos-fleet scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-helm image test-image test-web compiled test-python test-native litmus pictures first-hour check bench proto sim docs docs-site dist test-directories clean
+.PHONY: claims chaos chaos-fleet chaos-directory scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-helm image test-image test-web compiled test-python test-native litmus pictures first-hour check bench proto sim docs docs-site dist test-directories clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -309,6 +309,10 @@ chaos: $(VENV)/.ready
 # Three hosts in network namespaces that are killed, stopped and cut off; root, or it says that it did not run.
 chaos-fleet: $(VENV)/.ready
 	$(BIN)/python -m tests.chaos.fleet $(ARGS)
+
+# Two hosts under load, and a directory that fails: Redis alone, behind Sentinel, as a Cluster, etcd; prints its seed.
+chaos-directory: $(VENV)/.ready
+	$(BIN)/python -m tests.chaos.directory $(ARGS)
 
 # Runs the rows of docs/reliability.md and adds what they showed: about 40 minutes; SCALE=10 for ten times the seeds.
 SCALE ?= 1

@@ -11,8 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ...sources.directories.addresses import DirectoryAccess, parse_address
 from ...v1.addresses import check_address, socket_path
-from .fields import Bytes, Section, refuse
-from .tenants import File
+from .fields import Bytes, Directory, Section, refuse
 
 MAX_HOSTS = 64
 
@@ -36,16 +35,9 @@ class DirectorySettings(Section):
     redis+cluster://HOST:PORT; with TLS etcds:, rediss:, rediss+sentinel: or rediss+cluster:; USER@ before the
     hosts; #NAME at the end where several fleets share it. Set it where hosts come and go and DNS does not say
     so. Empty: no directory."""
-    password_file: File | None = None
-    """File with the password, read for every new connection. Set it where the directory asks for one."""
-    ca: File | None = None
-    """Authorities that sign the directory's certificate, PEM. Set it with TLS where the machine does not know
-    them."""
-    certificate: File | None = None
-    """Client certificate, PEM. Set it where the directory asks for one."""
-    key: File | None = None
-    """Private key of the client certificate, PEM. Set it with the certificate."""
-
+    credentials: Directory | None = None
+    """Folder of files, each where the directory asks for it: `password`; `ca.crt`, the authorities that sign
+    its certificate; `tls.crt` and `tls.key`, a client certificate. Read for every new connection."""
     index: bool = False
     """Keeps in Redis or Valkey which host holds what, instead of a stream between every two hosts. Set it
     above 64 hosts or so; `hosts` stays empty then."""
@@ -53,7 +45,7 @@ class DirectorySettings(Section):
     @property
     def access(self) -> DirectoryAccess:
         """Return what a client shows and believes."""
-        return DirectoryAccess(self.password_file, self.ca, self.certificate, self.key)
+        return DirectoryAccess(self.credentials)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -63,21 +55,10 @@ class DirectorySettings(Section):
             address = parse_address(self.url)
         except ValueError as problem:
             refuse("url", str(problem))
-        if (self.certificate is None) != (self.key is None):
-            refuse("key", "certificate and key belong together; give both")
-        if not address.is_tls and (self.ca is not None or self.certificate is not None):
-            scheme = self.url.partition(":")[0]
-            refuse(
-                "url", f"ca and certificate need TLS; write {address.engine}s{scheme[len(address.engine) :]}:"
-            )
         if address.engine == "etcd" and self.index:
             refuse("index", "a key of etcd takes 1.2 KB; an index needs Redis or Valkey")
-        if (address.username or address.engine == "etcd") and bool(address.username) != bool(
-            self.password_file
-        ):
-            refuse(
-                "password_file", "belongs to a user; write USER@ before the hosts of `url`, and the file here"
-            )
+        if address.username and self.credentials is None:
+            refuse("credentials", "must be given with USER@ in `url`: a folder with a file `password`")
         return self
 
 
@@ -90,10 +71,6 @@ class PeerSettings(Section):
     headless service."""
     directory: DirectorySettings = DirectorySettings()
     """Service in which this host enters itself and finds others, beside `hosts`."""
-    address: Annotated[str, AfterValidator(lambda address: check_host(address) if address else "")] = ""
-    """Address that this host enters into the directory, host:port. Set it where others reach it by another
-    address than its own, or it has several. Empty: that of `listen`; where that is any address, the one from
-    which this host reaches the directory."""
     certificate_name: str = ""
     """DNS name in the certificates of all hosts, and of no client. Needed with `access.tls`: a caller with
     this name may read blocks of every tenant, and each host is asked for it."""
@@ -122,8 +99,6 @@ class PeerSettings(Section):
             refuse("hosts", "with directory.index hosts are those of the directory; leave it empty")
         if self.directory.index and not self.directory.url:
             refuse("directory.url", "must be given with directory.index: redis://HOST:PORT")
-        if self.address and not self.directory.url:
-            refuse("address", "is entered into a directory; set directory.url, or leave it out")
         return self
 
 

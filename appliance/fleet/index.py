@@ -96,7 +96,8 @@ class IndexedHosts:
 
     def set_lives(self, lives: Mapping[int, HostRecord]) -> None:
         """Know exactly these hosts."""
-        for life in self._lives.keys() - lives.keys():
+        there = {(life, record.address) for life, record in lives.items()}
+        for life in [one for one, host in self._lives.items() if (one, host.address) not in there]:
             self._lives.pop(life).forget("it is in the directory no more")
             if (channel := self._channels.pop(life, None)) is not None:
                 task = asyncio.get_running_loop().create_task(channel.close())

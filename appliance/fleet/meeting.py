@@ -150,15 +150,17 @@ class Meeting:
         if len(lives) > 1:
             self.counters["directory_twins"] += 1
             names = ", ".join(sorted({one.name for one in lives}))
-            log.warning("several hosts say they are at %s (%s); set peers.address on each", address, names)
+            log.warning(
+                "several hosts say they are at %s (%s); let each listen where others reach it",
+                address,
+                names,
+            )
 
 
-def own_address(listen: str, wanted: str, directory: tuple[str, int]) -> str:
+def own_address(listen: str, directory: tuple[str, int]) -> str:
     """Return where others reach this host. Blocks; raises OSError.
 
-    `wanted`, or where it listens, or, where that is any address, the one that reaches the directory."""
-    if wanted:
-        return wanted
+    That is where it listens, or, where that is any address, the one that reaches the directory."""
     host, _, port = listen.rpartition(":")
     if host.strip("[]") not in WILDCARDS:
         return listen

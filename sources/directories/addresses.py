@@ -4,9 +4,7 @@ One URL for every service, because its parts differ only in number: several node
 credentials in it: an address is shown and logged, so they are in files that are read when they are needed.
 """
 
-import os
 import re
-import ssl
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -51,25 +49,40 @@ class DirectoryAddress(NamedTuple):
 
 
 class DirectoryAccess(NamedTuple):
-    """What a client of a directory shows, and believes. Files are read when a connection is made."""
+    """What a client of a directory shows, and believes: files of one folder, each where it is needed.
 
-    password_file: Path | None = None
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
+    Their names are those of a TLS secret of Kubernetes, so that such a secret is mounted as it is. Read when
+    a connection is made."""
+
+    folder: Path | None = None
+
+    @property
+    def password_file(self) -> Path | None:
+        """The password, in one line."""
+        return self._file("password")
+
+    @property
+    def ca(self) -> Path | None:
+        """Authorities that sign the directory's certificate, PEM."""
+        return self._file("ca.crt")
+
+    @property
+    def certificate(self) -> Path | None:
+        """Client certificate, PEM."""
+        return self._file("tls.crt")
+
+    @property
+    def key(self) -> Path | None:
+        """Private key of the client certificate, PEM."""
+        return self._file("tls.key")
+
+    def _file(self, name: str) -> Path | None:
+        return path if self.folder is not None and (path := self.folder / name).exists() else None
 
     def password(self) -> str:
         """Return the password; empty without one. Raises OSError, ValueError for what is no text."""
-        if self.password_file is None:
-            return ""
-        return read_regular_file(self.password_file, _MAX_SECRET_BYTES).decode().strip()
-
-    def context(self) -> ssl.SSLContext:
-        """Return what TLS connections need. Raises OSError, ssl.SSLError among it."""
-        context = ssl.create_default_context(cafile=os.fspath(self.ca) if self.ca is not None else None)
-        if self.certificate is not None:
-            context.load_cert_chain(self.certificate, self.key)
-        return context
+        path = self.password_file
+        return "" if path is None else read_regular_file(path, _MAX_SECRET_BYTES).decode().strip()
 
 
 class DirectoryError(Exception):
@@ -85,7 +98,9 @@ def parse_address(url: str) -> DirectoryAddress:
     parts = urlsplit(f"//{rest}")
     username, _, netloc = parts.netloc.rpartition("@")
     if ":" in username:
-        raise ValueError("a password in an address is shown and logged; write `password_file`")
+        raise ValueError(
+            "a password in an address is shown and logged; write it into the file `password` of `credentials`"
+        )
     if parts.query or not _NAME.fullmatch(username or "-") or not _NAME.fullmatch(parts.fragment or "-"):
         raise ValueError(f"an address has no '?', and names without signs; {WAYS}")
     engine, shape = match[1], match[3] or ""

@@ -60,8 +60,8 @@ class EtcdDirectory:
         if is_new:
             self._register(key, own)
         values = self._values()
-        if key not in values:  # it was deleted
-            is_new = True
+        if values.get(key) != own.text():  # it was deleted, or another host says it lives this life
+            is_new = is_new or key not in values
             self._register(key, own)
             values[key] = own.text()
         records, num_unreadable = read_records(values.values())

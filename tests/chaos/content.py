@@ -16,8 +16,8 @@ import numpy as np
 from kvtier.clients import Geometry, NamespaceIdentity
 
 GEOMETRY = Geometry(
-    num_layers=4, num_kv_heads=4, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
-)  # 64 KiB a block, two fragments of 32 KiB
+    num_layers=4, num_kv_heads=4, head_dim=16, block_tokens=64, dtype="float16", layers_per_group=2
+)  # 64 KiB a block, two fragments of 32 KiB; two bundles a chain
 IDENTITY = NamespaceIdentity(b"a model under chaos", GEOMETRY)
 CHAIN_BLOCKS = 8
 NUM_WORDS = CHAIN_BLOCKS * GEOMETRY.block_bytes // 8

@@ -23,113 +23,42 @@ import random
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import grpc
-
 from examples.network import LINK, NetworkHost, network, why_not
-from kvtier.clients import Client, KvtierError
-from kvtier.v1 import admin_pb2
-from kvtier.v1.admin_pb2_grpc import AdminServiceStub
-from tests.daemon import PATIENT, START_S, Daemon
+from kvtier.clients import KvtierError
+from tests.daemon import START_S
 
 from .breaks import FLEET_BREAKS, planted
-from .content import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, wrong_words
-from .load import Load, Role
-from .worker import SAID_CALLS
+from .content import CHAIN_BLOCKS
+from .hosts import FleetHost, HostsUnderLoad
 
 NUM_HOSTS = 3
 PORT = 7070
 SLOW_LINK = "tbf rate 4mbit burst 64kb latency 50ms"
 NUM_FLAPS = 6
 AWAY_S = 6.0  # at most; a host is forgotten after three seconds of silence
-MEET_S = 60.0
-WARM_S = 90.0
 LOG_CHARACTERS = 4000
-#: A call that ended so found no daemon, or one that did not answer in time.
-UNANSWERED = ("NO_ANSWER", "NOT_RUNNING", "TIMEOUT", "DEADLINE_EXCEEDED")
-SETTINGS = (
-    *("tiers.dram.capacity=96MiB", "tiers.dram.extent=4MiB"),
-    *("access.insecure=true", "observe.http=off"),
-)
 
 
-class FleetHost:
-    """One host: its place in the network, its daemon, the load on it."""
-
-    def __init__(self, folder: Path, number: int, place: NetworkHost, peers: str, pause_s: float) -> None:
-        own = folder / f"host{number}"
-        own.mkdir()
-        settings = (*SETTINGS, f"peers.hosts={peers}")
-        self.place = place
-        self.daemon = Daemon(
-            own,
-            arguments=(
-                *("--listen", f"{place.address}:{PORT}"),
-                *(word for one in settings for word in ("--set", one)),
-            ),
-            prefix=place.prefix,
-        )
-        self.load = Load(folder, self.daemon.target, pause_s=pause_s, first=1 + number * 8)
-
-    def start(self) -> None:
-        """Start the daemon and two workers."""
-        self.daemon.start()
-        for is_grpc in (False, True):
-            self.load.start(Role(is_grpc=is_grpc))
-
-    def status(self) -> admin_pb2.GetStatusResponse:
-        """Return what `kvtier status` shows."""
-        with grpc.insecure_channel(self.daemon.target) as channel:
-            return AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=START_S)
-
-    def problems(self) -> list[str]:
-        """Audit the daemon."""
-        with grpc.insecure_channel(self.daemon.target) as channel:
-            stub = AdminServiceStub(channel)
-            return list(stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=START_S).problems)
-
-    def is_serving(self) -> bool:
-        """Whether it answers."""
-        try:
-            with Client(self.daemon.target, timeout=PATIENT) as client:
-                client.register(IDENTITY)
-            return True
-        except KvtierError:
-            return False
-
-    def put(self, number: int) -> None:
-        """Put a chain."""
-        with Client(self.daemon.target, timeout=PATIENT) as client:
-            report = client.put(client.register(IDENTITY), names_of(number), payload_of(0, number))
-        assert report.complete, f"a put on {self.place.address}: {report}"
-
-    def num_read(self, number: int) -> int:
-        """Read a chain; return how many of its blocks were there. Raises AssertionError for a wrong byte."""
-        with Client(self.daemon.target, timeout=PATIENT) as client:
-            report = client.get(client.register(IDENTITY), names_of(number))
-        assert not (problem := wrong_words(report.data.view("u8"), 0, number)), problem
-        return report.num_blocks
-
-    def troubles(self) -> tuple[int, int]:
-        """How many calls of its workers found no daemon, and how many gets took long."""
-        counts = self.load.counts()
-        return sum(counts[f"refused: {reason}"] for reason in UNANSWERED), counts["gets over 2 s"]
-
-
-class FleetChaos:
+class FleetChaos(HostsUnderLoad):
     """One run."""
 
     def __init__(self, folder: Path, places: list[NetworkHost], seed: int, pause_s: float) -> None:
         peers = f"[{', '.join(f'{place.address}:{PORT}' for place in places)}]"
-        self.hosts = [FleetHost(folder, n, place, peers, pause_s) for n, place in enumerate(places)]
-        self._dice, self._pause = random.Random(seed), threading.Event()
-        self._next = 1 << 40  # numbers of chains that no worker puts
+        settings = ("access.insecure=true", f"peers.hosts={peers}")
+        super().__init__(
+            [
+                FleetHost(folder, number, f"{place.address}:{PORT}", settings, pause_s, place.prefix)
+                for number, place in enumerate(places)
+            ]
+        )
+        self._places = {host.address: place for host, place in zip(self.hosts, places, strict=True)}
+        self._dice = random.Random(seed)
         self.kinds: dict[str, Callable[[FleetHost], str]] = {
             "kill the daemon": self._kill_daemon,
             "kill the supervisor": self._kill_supervisor,
@@ -162,9 +91,7 @@ class FleetChaos:
             self._assert_meet()
             return self._end()
         finally:
-            for host in self.hosts:
-                host.load.kill_all()
-                host.daemon.close()
+            self.close()
 
     # ---------------------------------------------------------------------------------- faults
 
@@ -190,30 +117,30 @@ class FleetChaos:
         return f"{seconds:.1f} s"
 
     def _pull_cable(self, host: FleetHost) -> str:
-        host.place.cut()
+        self._places[host.address].cut()
         seconds = self._away(host)
-        host.place.mend()
+        self._places[host.address].mend()
         return f"{seconds:.1f} s"
 
     def _flap(self, host: FleetHost) -> str:
         for _ in range(NUM_FLAPS):
-            host.place.cut()
+            self._places[host.address].cut()
             self._pause.wait(self._dice.random() / 2)
-            host.place.mend()
+            self._places[host.address].mend()
             self._pause.wait(self._dice.random() / 2)
         return f"{NUM_FLAPS} times"
 
     def _mute(self, host: FleetHost) -> str:
         other = self._dice.choice([one for one in self.hosts if one is not host])
-        host.place.mute(other.place)
+        self._places[host.address].mute(self._places[other.address])
         seconds = self._away(host)
-        host.place.unmute(other.place)
+        self._places[host.address].unmute(self._places[other.address])
         return f"{seconds:.1f} s"
 
     def _slow_link(self, host: FleetHost) -> str:
-        host.place.link(SLOW_LINK)
+        self._places[host.address].link(SLOW_LINK)
         seconds = self._away(host)
-        host.place.link(LINK)
+        self._places[host.address].link(LINK)
         return f"{seconds:.1f} s"
 
     def _away(self, host: FleetHost) -> float:
@@ -226,67 +153,6 @@ class FleetChaos:
                 assert other.num_read(self._next) == CHAIN_BLOCKS, "what was just put is not served"
         self._pause.wait(max(0.0, began_at + seconds - time.monotonic()))
         return time.monotonic() - began_at
-
-    # ---------------------------------------------------------------------------------- judging
-
-    def _wait_for_load(self) -> None:
-        """Wait until every worker has read something and found it right."""
-        ends_at = time.monotonic() + WARM_S
-        workers = [worker for host in self.hosts for worker in host.load.running]
-        while not all(worker.counts()["blocks verified"] for worker in workers):
-            for worker in workers:
-                worker.assert_alive()
-            assert time.monotonic() < ends_at, "workers read nothing"
-            self._pause.wait(0.1)
-
-    def _wait_for_calls(self, host: FleetHost) -> None:
-        """Wait until the workers of a host have said how their latest calls ended, after a fault of that."""
-        num_calls = {id(worker): worker.counts()["calls"] for worker in host.load.running}
-        ends_at = time.monotonic() + WARM_S
-        while any(one.counts()["calls"] < num_calls[id(one)] + 2 * SAID_CALLS for one in host.load.running):
-            host.load.assert_alive()
-            assert time.monotonic() < ends_at, f"workers on {host.place.address} stand still"
-            self._pause.wait(0.05)
-
-    def _assert_unharmed(self, number: int, before: list[tuple[int, int]]) -> int:
-        """All workers live, and on hosts that nothing was done to every call was answered; return how many
-        gets there took long."""
-        num_all_slow = 0
-        for host, (num_unanswered, num_slow) in zip(self.hosts, before, strict=True):
-            host.load.assert_alive()
-            if host is not self.hosts[number]:
-                now = host.troubles()
-                assert now[0] == num_unanswered, f"{host.place.address} did not answer: {host.load.counts()}"
-                num_all_slow += now[1] - num_slow
-        return num_all_slow
-
-    def _assert_meet(self) -> None:
-        """Each host sees the others, and reads what each of them puts now."""
-        ends_at = time.monotonic() + MEET_S
-        for reader in self.hosts:
-            for writer in self.hosts:
-                self._next += 1
-                writer.put(self._next)
-                while reader.num_read(self._next) < CHAIN_BLOCKS:
-                    assert time.monotonic() < ends_at, (
-                        f"{reader.place.address} does not read what {writer.place.address} puts: "
-                        f"{reader.status().hosts}"
-                    )
-                    self._pause.wait(0.1)
-
-    def _end(self) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for host in self.hosts:
-            host.load.end_all()
-            total.update(host.load.counts())
-            counters = host.status().counters
-            total.update({name: counters[name] for name in counters if name.startswith("peer_")})
-            assert (problems := host.problems()) == [], problems
-            assert host.daemon.stop() == 0, "SIGTERM ended a daemon with an error"
-            log = host.daemon.log.read_text()
-            assert "Traceback" not in log, log[log.find("Traceback") - 300 :][:3000]
-        assert total["peer_bytes_received"], f"nothing was read from another host: {total}"
-        return total
 
 
 def main() -> int:

@@ -63,13 +63,11 @@ def _redis(folder: Path, stack: ExitStack) -> World:
 
 def _redis_secured(folder: Path, stack: ExitStack) -> World:
     files, port, acl = write_certificates(folder), free_port(), folder / "users.acl"
-    acl.write_text("user default off\nuser kv on >open-sesame ~* &* +@all\n")
+    acl.write_text(f"user default off\nuser kv on >{PASSWORD} ~* &* +@all\n")
     words = [*tls_words(files, port), "--aclfile", str(acl)]
     stack.enter_context(redis_server(folder, *words, port=port))
-    password = folder / "secret"
-    password.write_text("open-sesame")
-    access = DirectoryAccess(password, *(Path(files[name]) for name in ("ca", "certificate", "key")))
-    return served(f"rediss://kv@127.0.0.1:{port}", access)
+    write_password(folder)
+    return served(f"rediss://kv@127.0.0.1:{port}", DirectoryAccess(folder))
 
 
 def _sentinel(folder: Path, stack: ExitStack) -> World:
@@ -89,7 +87,6 @@ def _etcd(folder: Path, stack: ExitStack) -> World:
 def _etcd_secured(folder: Path, stack: ExitStack) -> World:
     files = write_certificates(folder)
     server = stack.enter_context(etcd_server(folder, files))
-    paths = [Path(files[name]) for name in ("ca", "certificate", "key")]
     control = ["etcdctl", "--endpoints", f"https://127.0.0.1:{server.port}", "--cacert", files["ca"]]
     control += ["--cert", files["certificate"], "--key", files["key"]]
     for words in (
@@ -104,8 +101,8 @@ def _etcd_secured(folder: Path, stack: ExitStack) -> World:
     ):
         environment = {**os.environ, "ETCDCTL_API": "3"}
         subprocess.run([*control, *words.split()], check=True, env=environment, stdout=subprocess.DEVNULL)
-    access = DirectoryAccess(write_password(folder), *paths)
-    return served(f"etcds://kv@127.0.0.1:{server.port}", access)
+    write_password(folder)
+    return served(f"etcds://kv@127.0.0.1:{server.port}", DirectoryAccess(folder))
 
 
 def _fake(folder: Path, stack: ExitStack) -> World:
@@ -176,6 +173,17 @@ def test_a_second_life_of_a_host_stands_beside_the_first(world: World) -> None:
         assert sorted(met.records) == [FIRST, again]
         await one.leave(FIRST)
         assert (await two.meet(again)).records == [again]
+
+    hosts(world, main)
+
+
+def test_a_life_that_another_host_enters_is_entered_again(world: World) -> None:
+    async def main(one: HostDirectory, two: HostDirectory) -> None:
+        await two.meet(FIRST._replace(address="10.0.0.9:7070"))
+        assert (await one.meet(FIRST)).records == [FIRST]
+        other = world.open()
+        assert FIRST in (await other.meet(SECOND)).records
+        await other.close()
 
     hosts(world, main)
 
@@ -274,7 +282,8 @@ def test_a_full_server_keeps_who_is_in_it_and_takes_nobody_else(tmp_path: Path) 
 
 def test_passwords_and_their_files_stay_out_of_errors(tmp_path: Path) -> None:
     async def main(url: str) -> None:
-        access = DirectoryAccess(write_password(tmp_path))
+        write_password(tmp_path)
+        access = DirectoryAccess(tmp_path)
         directory = open_directory(parse_address(url), access)
         with pytest.raises(DirectoryError) as failed:
             await directory.meet(FIRST)

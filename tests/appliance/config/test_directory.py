@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvtier.appliance.config import Settings, SettingsError
-from kvtier.sources.directories.addresses import parse_address
+from kvtier.sources.directories.addresses import DirectoryAccess, DirectoryError, parse_address
+from kvtier.sources.directories.opening import open_directory, open_index
 
 BASE = ("listen=[unix:///tmp/kvtier-test.sock, 127.0.0.1:7070]", "access.insecure=true")
 
@@ -29,7 +30,7 @@ def load(*overrides: str) -> Settings:
 )
 def test_addresses(url: str, shown: str) -> None:
     assert str(parse_address(url)) == shown
-    password = ["peers.directory.password_file=/secret"] if "@" in url else []
+    password = ["peers.directory.credentials=/secret"] if "@" in url else []
     assert load(f"peers.directory.url={url}", *password).peers.is_on
 
 
@@ -38,7 +39,7 @@ def test_addresses(url: str, shown: str) -> None:
     [
         (["directory.url=consul://a"], "write etcd://"),
         (["directory.url=etcd+cluster://a"], "write etcd://"),
-        (["directory.url=redis://user:secret@a"], "password_file"),
+        (["directory.url=redis://user:secret@a"], "`password` of `credentials`"),
         (["directory.url=redis://a,b"], "redis+sentinel or redis+cluster"),
         (["directory.url=redis+sentinel://a"], "name the master"),
         (["directory.url=redis://a/one"], "means nothing here"),
@@ -49,15 +50,10 @@ def test_addresses(url: str, shown: str) -> None:
         (["directory.url=redis://a?ssl=no"], "no '?'"),
         (["directory.url=etcd://u@a"], "file"),
         (["directory.url=redis://u@a"], "file"),
-        (["directory.url=etcd://a", "directory.password_file=/secret"], "USER@"),
         (["directory.url=etcd://a", "directory.index=true"], "1.2 KB"),
         (["directory.url=redis://a", "directory.index=true", "hosts=[b:1]"], "leave it empty"),
         (["directory.index=true"], "redis://HOST:PORT"),
-        (["directory.url=redis://a", "directory.ca=/ca.pem"], "rediss:"),
-        (["directory.url=rediss://a", "directory.key=/key.pem"], "give both"),
         (["directory.url=redis://a#a b"], "names without signs"),
-        (["address=10.0.0.1:7070"], "directory.url"),
-        (["directory.url=redis://a", "address=unix:///x"], "other host's address"),
     ],
 )
 def test_what_is_refused_names_the_fix(settings: list[str], words: str) -> None:
@@ -70,7 +66,28 @@ def test_what_is_refused_names_the_fix(settings: list[str], words: str) -> None:
 
 def test_a_password_is_read_for_every_connection(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("one\n")
-    access = load("peers.directory.url=redis://a", f"peers.directory.password_file={tmp_path}/password")
+    access = load("peers.directory.url=redis://a", f"peers.directory.credentials={tmp_path}")
     assert access.peers.directory.access.password() == "one"
     (tmp_path / "password").write_text("two")
     assert access.peers.directory.access.password() == "two"
+
+
+@pytest.mark.parametrize(
+    ("url", "files", "words"),
+    [
+        ("redis://a", ["ca.crt"], "write rediss://a:6379"),
+        ("redis+cluster://a", ["tls.crt", "tls.key"], "write rediss+cluster://a:6379"),
+        ("rediss://a", ["tls.key"], "both or neither"),
+        ("rediss://kv@a", ["ca.crt"], "no file `password` for kv"),
+        ("etcd://a", ["password"], "write USER@"),
+    ],
+)
+def test_credentials_that_would_not_be_used_are_refused(
+    tmp_path: Path, url: str, files: list[str], words: str
+) -> None:
+    for name in files:
+        (tmp_path / name).write_text("")
+    for opened in (open_directory, open_index):
+        with pytest.raises(DirectoryError) as refused:
+            opened(parse_address(url), DirectoryAccess(tmp_path))
+        assert words in str(refused.value)

@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
 
+from kvtier.appliance.config.tenants import Tls
+from kvtier.appliance.fleet.fleet_tls import FleetTls
 from kvtier.sources.peers.connection import DONE, HEADER, MAGIC, TICKET_BYTES
 from kvtier.sources.peers.inventory import short_names
 from kvtier.tiers.block import NamespaceIdentity
@@ -39,10 +42,20 @@ DRIP_S = 0.05
 
 
 class HostileHost(PeerServiceServicer):
-    """Serves PeerService and data connections with one trick, until `close`."""
+    """Serves PeerService and data connections with one trick, until `close`.
 
-    def __init__(self, trick: str, identity: NamespaceIdentity, names: Sequence[bytes]) -> None:
+    `tls`: the files of a host, where it proves that it is one."""
+
+    def __init__(
+        self,
+        trick: str,
+        identity: NamespaceIdentity,
+        names: Sequence[bytes],
+        epoch: int = 7,
+        tls: Tls | None = None,
+    ) -> None:
         self.trick = trick
+        self.epoch = epoch
         self.tells_tiers = True  # False: and its load, as a host of an older version
         self.num_asked = 0
         self.num_connections = 0
@@ -51,7 +64,14 @@ class HostileHost(PeerServiceServicer):
         self._ended = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(32))
         add_PeerServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._tls = FleetTls(tls, "") if tls is not None else None
+        if tls is None:
+            self.port = self._server.add_insecure_port("127.0.0.1:0")
+        else:
+            assert tls.client_ca is not None
+            key, certificate, ca = (path.read_bytes() for path in (tls.key, tls.certificate, tls.client_ca))
+            credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+            self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._server.start()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -78,7 +98,7 @@ class HostileHost(PeerServiceServicer):
         if self.tells_tiers:
             load.disk_wait_s, load.disk_bytes_per_s, load.memory_free_share = math.nan, -1.0, math.inf
         yield pb.WatchInventoryResponse(
-            epoch=7,
+            epoch=self.epoch,
             host="h" * 500,
             is_reset=True,
             is_complete=True,
@@ -90,7 +110,9 @@ class HostileHost(PeerServiceServicer):
         while not self._ended.wait(0.1) and context.is_active():
             if self.trick == "leaves while it is asked" and self.num_asked > num_asked:
                 return
-            yield pb.WatchInventoryResponse(epoch=7, host="h", load=load, tells_tiers=self.tells_tiers)
+            yield pb.WatchInventoryResponse(
+                epoch=self.epoch, host="h", load=load, tells_tiers=self.tells_tiers
+            )
 
     def AwaitBlocks(  # noqa: N802
         self, request: pb.AwaitBlocksRequest, context: Any
@@ -134,8 +156,12 @@ class HostileHost(PeerServiceServicer):
         geometry, per_bundle = self._identity.geometry, 4
         header = HEADER.pack(MAGIC, per_bundle * geometry.num_groups)
         payload = b"x" * geometry.block_bytes
-        with connection:
+        with ExitStack() as stack:
+            stack.enter_context(connection)
             try:
+                if self._tls is not None:
+                    connection = self._tls.context(is_server=True).wrap_socket(connection, server_side=True)
+                    stack.enter_context(connection)
                 connection.recv(TICKET_BYTES)
                 match self.trick:
                     case "other bytes":

@@ -109,16 +109,15 @@ def test_who_is_known_stays_when_the_directory_is_lost_or_flushed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listen", "wanted", "found"),
+    ("listen", "found"),
     [
-        ("10.0.0.1:7070", "", "10.0.0.1:7070"),
-        ("0.0.0.0:7070", "", "127.0.0.1:7070"),
-        ("[::]:7070", "", "127.0.0.1:7070"),
-        ("0.0.0.0:7070", "host.example:9", "host.example:9"),
+        ("10.0.0.1:7070", "10.0.0.1:7070"),
+        ("0.0.0.0:7070", "127.0.0.1:7070"),
+        ("[::]:7070", "127.0.0.1:7070"),
     ],
 )
-def test_the_own_address_is_the_one_that_others_reach(listen: str, wanted: str, found: str) -> None:
-    assert own_address(listen, wanted, ("127.0.0.1", 6379)) == found
+def test_the_own_address_is_the_one_that_others_reach(listen: str, found: str) -> None:
+    assert own_address(listen, ("127.0.0.1", 6379)) == found
 
 
 def test_hosts_that_share_no_protocol_are_refused_with_words() -> None:

@@ -112,17 +112,15 @@ def write_certificates(folder: Path) -> dict[str, str]:
     """Write an authority, and a certificate for 127.0.0.1; return the paths by name."""
     authority = Authority("directories")
     pair = authority.sign("ip:127.0.0.1", "dns:localhost")
-    parts = {"ca": authority.certificate, "certificate": pair.certificate, "key": pair.key}
-    for name, content in parts.items():
-        (folder / f"{name}.pem").write_bytes(content)
-    return {name: str(folder / f"{name}.pem") for name in parts}
+    files = {"ca": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}
+    for name, content in zip(files, (authority.certificate, pair.certificate, pair.key), strict=True):
+        (folder / files[name]).write_bytes(content)
+    return {name: str(folder / file) for name, file in files.items()}
 
 
-def write_password(folder: Path) -> Path:
-    """Write PASSWORD into a file."""
-    path = folder / "password"
-    path.write_text(f"{PASSWORD}\n")
-    return path
+def write_password(folder: Path) -> None:
+    """Write PASSWORD into the file that `credentials` has for it."""
+    (folder / "password").write_text(f"{PASSWORD}\n")
 
 
 def tls_words(files: dict[str, str], port: int) -> list[str]:
@@ -183,17 +181,18 @@ def sentinel_set(folder: Path) -> Iterator[SentinelSet]:
 
 
 @contextmanager
-def redis_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[Server]]:
-    """Run a Cluster of masters."""
+def redis_cluster(folder: Path, num_nodes: int = 3, *, has_replica: bool = False) -> Iterator[list[Server]]:
+    """Run a Cluster of masters; the first one may have a replica, which is the last node then."""
     with ExitStack() as running:
         nodes = []
-        for _ in range(num_nodes):
+        for _ in range(num_nodes + has_replica):
             port = free_port()
             more = ["--cluster-enabled", "yes", "--cluster-config-file", f"nodes{port}.conf"]
             more += ["--cluster-port", str(free_port()), "--cluster-require-full-coverage", "no"]
+            more += ["--cluster-node-timeout", "1000"] * has_replica
             nodes.append(running.enter_context(redis_server(folder, *more, port=port)))
         step = 16384 // num_nodes + 1
-        for number, node in enumerate(nodes):
+        for number, node in enumerate(nodes[:num_nodes]):
             first, last = number * step, min(16384, (number + 1) * step) - 1
             assert "OK" in node.ask("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
             bus = node.ask("CLUSTER", "MYID") and node.ask("CONFIG", "GET", "cluster-port").split("\r\n")[4]
@@ -201,9 +200,13 @@ def redis_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[Server]]:
                 assert "OK" in other.ask("CLUSTER", "MEET", "127.0.0.1", str(node.port), bus)
         until(lambda: all("cluster_state:ok" in one.ask("CLUSTER", "INFO") for one in nodes), "no cluster")
         until(
-            lambda: all(f"cluster_known_nodes:{num_nodes}" in one.ask("CLUSTER", "INFO") for one in nodes),
+            lambda: all(f"cluster_known_nodes:{len(nodes)}" in one.ask("CLUSTER", "INFO") for one in nodes),
             "the nodes do not meet",
         )
+        if has_replica:
+            first_id = nodes[0].ask("CLUSTER", "MYID").split("\r\n")[1]
+            until(lambda: "OK" in nodes[-1].ask("CLUSTER", "REPLICATE", first_id), "no replica")
+            until(lambda: nodes[-1].info("replication").get("master_link_status") == "up", "no replica")
         yield nodes
 
 
