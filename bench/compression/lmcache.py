@@ -1,8 +1,8 @@
 """`python -m bench.compression.lmcache [MODEL]`: codecs on real KV against LMCache's serdes, in one run.
 
 The same fragments for all, from memory, one thread each; LMCache runs in its own environment
-(peer_lmcache.py) between our rounds, and the best round of each counts. Its fp8 is a cast without scales,
-ours has a scale a head; CacheGen is asked about a few fragments only, because it takes a second for each.
+(peer_lmcache.py) between our rounds, and the best round of each counts. Its fp8 is a cast without scales;
+CacheGen is asked about a few fragments only, because it takes a second for each.
 Beside speed (GB/s of raw bytes) and ratio stands what is lost: the root mean square of the error, by that of
 the values. `x / y` are the speeds of encoding and decoding as multiples of LMCache's.
 """
@@ -35,7 +35,6 @@ HEADER = ("codec", "ratio", "error", "encode", "decode", "× fp8's", "× CacheGe
 def codecs_for(shape: Shape) -> dict[str, Codec]:
     """Return our codecs by what to call them."""
     lossy: dict[str, tuple[Coder, int]] = {
-        "fp8": ("fp8_e4m3", 0),
         "int8": ("int", 8),
         "int5": ("int", 5),
         "int4": ("int", 4),

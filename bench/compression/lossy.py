@@ -25,7 +25,6 @@ SHAPES = (
     Shape(6, 2, 256, 2, 64, "bfloat16"),
 )
 CODERS: tuple[tuple[Coder, int], ...] = (
-    ("fp8_e4m3", 0),
     ("int", 8),
     ("int", 5),
     ("int", 4),

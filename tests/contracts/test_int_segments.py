@@ -11,14 +11,14 @@ from tests.contracts.test_lossy_codecs import adversaries, floats_of, profile_of
 
 
 def test_segments_of_int_coded_by_one_call_are_those_coded_one_by_one() -> None:
-    """Whatever their bits, axes, heads and groups; fp8 in the middle ends a call."""
+    """Whatever their bits, axes, heads and groups; an exact one in the middle ends a call."""
     shape = Shape(4, 2, 12, 3, 32, "bfloat16")
     rules = []
     for unit in range(8):
         heads = [(0, 3)] if unit % 3 else [(0, 1), (1, 3)]
         for first, end in heads:
             axis: Axis = "token" if unit % 2 else "channel"
-            coder: Coder = "fp8_e4m3" if unit == 4 else "int"
+            coder: Coder = "exact" if unit == 4 else "int"
             bits = 0 if unit == 4 else 2 + (unit + first) % 7
             rules.append(Rule(unit // 2, unit % 2, first, end, coder, bits, axis, 3 + unit % 2))
     profile = profile_of(shape, tuple(rules))

@@ -34,7 +34,7 @@ def test_the_digest(device: FakeDevice) -> None:
 
 
 def test_the_quantisers(device: FakeDevice) -> None:
-    on_gpu.test_quantised_records_decode_to_the_hosts_bits(device, "int", 4, "bfloat16")
+    on_gpu.test_quantised_records_decode_to_the_hosts_bits(device, 4, "bfloat16")
 
 
 @pytest.mark.parametrize("kind", ["as it is", "int4"])

@@ -21,7 +21,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from ...block import NamespaceIdentity
 from ..base import KNOWN_LAYOUT
 
-Coder: TypeAlias = Literal["exact", "int", "fp8_e4m3", "transform"]
+Coder: TypeAlias = Literal["exact", "int", "transform"]
 Axis: TypeAlias = Literal["channel", "token"]
 Scalar: TypeAlias = str | int | float | bool
 CODERS: Final[tuple[Coder, ...]] = get_args(Coder)
@@ -42,9 +42,9 @@ class Rule:
 
     `int`: `bits` a value, with a scale and an offset for each channel over `group_tokens` tokens
     (axis channel: keys, because their outliers stay in their channel) or for each token (axis token: values);
-    KIVI, arXiv 2402.02750. `fp8_e4m3`: one scale a head and `group_tokens` tokens. `transform`: coefficients
-    in the basis of `table`, in steps of `step`, entropy-coded; heads of one rule share a basis. `exact`: as
-    it is.
+    KIVI, arXiv 2402.02750.
+    `transform`: coefficients in the basis of `table`, in steps of `step`, entropy-coded; heads of one rule
+    share a basis. `exact`: as it is.
     """
 
     layer: int

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...base import Buffer
 from ..base import PROFILED_ID, CodecError, DoesNotFit, Exactness, Shape, words_of
 from .profile import Profile, Rule
-from .quantised import ExactSegment, Fp8Segment, IntSegment, IntSegments, SegmentCoder
+from .quantised import ExactSegment, IntSegment, IntSegments, SegmentCoder
 from .transform import TransformSegment
 
 _ALIGNMENT = 64
@@ -68,23 +68,6 @@ class _Alone(NamedTuple):
     def decode(self, stored: NDArray[np.uint8], units: NDArray[np.uint16]) -> None:
         """See _Coding.decode."""
         self.coder.decode(stored, units[self.unit])
-
-
-class _Neighbours(NamedTuple):
-    """Implements _Coding for fp8 of neighbouring units."""
-
-    coder: Fp8Segment
-    first_unit: int
-    end_unit: int
-    stride: int  # between their segments
-
-    def encode(self, units: NDArray[np.uint16], into: NDArray[np.uint8]) -> None:
-        """See _Coding.encode."""
-        self.coder.encode_units(units[self.first_unit : self.end_unit], into, self.stride)
-
-    def decode(self, stored: NDArray[np.uint8], units: NDArray[np.uint16]) -> None:
-        """See _Coding.decode."""
-        self.coder.decode_units(stored, self.stride, units[self.first_unit : self.end_unit])
 
 
 class _Run(NamedTuple):
@@ -234,8 +217,6 @@ def coder_of(rule: Rule, head_dim: int, *, is_half: bool, tables: Sequence[bytes
             return ExactSegment(rule, head_dim)
         case "int":
             return IntSegment(rule, head_dim, is_half=is_half)
-        case "fp8_e4m3":
-            return Fp8Segment(rule, head_dim, is_half=is_half)
         case "transform":
             return TransformSegment(rule, head_dim, is_half=is_half, table=tables[rule.table])
 
@@ -271,34 +252,21 @@ def _runs(fixed: list[_Segment], shape: Shape) -> tuple[_Run, ...]:
     """Return the segments, neighbours together that one call may code."""
     runs: list[list[_Segment]] = []
     for segment in fixed:
-        if runs and _joins(runs[-1][-1], segment, shape):
+        if runs and isinstance(segment.coder, IntSegment) and isinstance(runs[-1][-1].coder, IntSegment):
             runs[-1].append(segment)
         else:
             runs.append([segment])
     return tuple(_Run(_coding(run, shape), run[0].start, run[-1].end) for run in runs)
 
 
-def _joins(before: _Segment, segment: _Segment, shape: Shape) -> bool:
-    """Whether one call may code both, one behind the other."""
-    if isinstance(before.coder, Fp8Segment) and isinstance(segment.coder, Fp8Segment):
-        return before.coder.joins(segment.coder) and _unit(before, shape) + 1 == _unit(segment, shape)
-    return isinstance(before.coder, IntSegment) and isinstance(segment.coder, IntSegment)
-
-
 def _coding(run: list[_Segment], shape: Shape) -> _Coding:
-    first, last = run[0], run[-1]
-    coder, unit = first.coder, _unit(first, shape)
-    if isinstance(coder, IntSegment):
-        placed = [
-            (segment.coder, _unit(segment, shape), segment.start - first.start)
-            for segment in run
-            if isinstance(segment.coder, IntSegment)
-        ]
-        return IntSegments(placed, shape.num_tokens)
-    if len(run) == 1:
-        return _Alone(coder, unit)
-    assert isinstance(coder, Fp8Segment)
-    return _Neighbours(coder, unit, unit + len(run), (last.start - first.start) // (len(run) - 1))
+    """Return what codes a run: one segment of any kind, or neighbours of intN."""
+    placed = [
+        (segment.coder, _unit(segment, shape), segment.start - run[0].start)
+        for segment in run
+        if isinstance(segment.coder, IntSegment)
+    ]
+    return IntSegments(placed, shape.num_tokens) if placed else _Alone(run[0].coder, _unit(run[0], shape))
 
 
 def _unit(segment: _Segment, shape: Shape) -> int:

@@ -111,6 +111,6 @@ def _segment(rule: Rule, start: int, shape: Shape) -> tuple[int, ...]:
     """Return one row of the table, by COLUMNS."""
     group = gcd(rule.group_tokens, shape.num_tokens)  # a whole block, when the rule says 0
     num_tiles = shape.num_tokens // group * rule.num_heads
-    bits = rule.bits if rule.coder == "int" else 8
     by_channel = rule.coder == "int" and rule.axis == "channel"
-    return (start, rule.first_head, rule.num_heads, CODERS[rule.coder], bits, by_channel, group, num_tiles)
+    kind = (CODERS[rule.coder], rule.bits, by_channel)
+    return (start, rule.first_head, rule.num_heads, *kind, group, num_tiles)

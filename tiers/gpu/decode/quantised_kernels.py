@@ -4,10 +4,10 @@ One thread decodes one value: it finds the rule of its layer, plane and head in 
 place in it, and reads a scale, an offset and a code. Neighbouring threads write neighbouring values and read
 neighbouring codes. q s is exact and x' is rounded once (see the host's module), so a fused multiply-add,
 which a GPU likes, changes no bit. cupy compiles with `-ftz=true`, which takes subnormal floats for zero, so
-none is made on the way: a subnormal half or fp8 code is its mantissa, as an integer, times a power of two.
+none is made on the way: a subnormal half is its mantissa, as an integer, times a power of two.
 What comes out is 2^-40 or more, or zero.
 
-Only rules with a length that follows from the shape are here (intN, fp8, exact): those of `transform` are
+Only rules with a length that follows from the shape are here (intN, exact): those of `transform` are
 entropy-coded, one value after the other, and stay on the host. What can be wrong with a record is a scale
 that is not finite; the fragment's status says so, and its values are then undefined.
 
@@ -19,29 +19,24 @@ from ..device.launching import PRELUDE
 
 #: Columns of the table of segments, int32 each.
 COLUMNS = ("start", "first_head", "num_heads", "coder", "bits", "by_channel", "group_tokens", "num_tiles")
-CODERS = {"exact": 0, "int": 1, "fp8_e4m3": 2}
+CODERS = {"exact": 0, "int": 1}
 NAMES = ("kvtier_quantised_decode",)
 
 SOURCE = (
     PRELUDE
     + r"""
 struct Segment { int start, first_head, num_heads, coder, bits, by_channel, group_tokens, num_tiles; };
-static const int EXACT = 0, INT = 1;
+static const int EXACT = 0;
 static const u32 WRONG = 1;
 
 __device__ static float power_of_two(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
 
-// The value of a small float without its sign: an exponent with this bias above the bits of the mantissa.
-__device__ static float float_of(u32 magnitude, int mantissa_bits, int bias)
-{
-    if (magnitude >> mantissa_bits == 0) return (float)magnitude * power_of_two(1 - bias - mantissa_bits);
-    return __uint_as_float((magnitude << (23 - mantissa_bits)) + ((u32)(127 - bias) << 23));
-}
-
 __device__ static float float_of_half(u16 word)
 {
-    const u32 magnitude = __float_as_uint(float_of(word & 0x7fff, 10, 15));
-    return __uint_as_float(magnitude | (u32)(word & 0x8000) << 16);
+    const u32 magnitude = word & 0x7fff;
+    const float value = magnitude >> 10 == 0 ? (float)magnitude * power_of_two(-24)
+                                             : __uint_as_float((magnitude << 13) + ((u32)112 << 23));
+    return __uint_as_float(__float_as_uint(value) | (u32)(word & 0x8000) << 16);
 }
 
 __device__ static u16 half_of(float value)  // nearest, halves to even; beyond its range, its largest
@@ -99,22 +94,14 @@ extern "C" __global__ void kvtier_quantised_decode(
         const u32 group = s.group_tokens, row = token % group;
         const u32 tile = token / group * s.num_heads + mine;
         const u32 eighth = (group * dim + 7) / 8, per_tile = s.by_channel ? dim : group;
-        const u32 num_scales = s.coder == INT ? 2 * per_tile : 1;
+        const u32 num_scales = 2 * per_tile;
         const u16* scales = (const u16*)bytes + tile * num_scales;
         const u8* codes = bytes + 2 * (u32)s.num_tiles * num_scales + tile * eighth * s.bits;
         const u32 code = code_at(codes, s.bits, eighth, row * dim + d);
-        float value;
-        if (s.coder == INT) {
-            const u32 which = s.by_channel ? d : row;
-            const u16 offset = scales[which], step = scales[per_tile + which];
-            if ((offset & 0x7fff) >= 0x7c00 || (step & 0x7fff) >= 0x7c00) status[fragment] = WRONG;
-            value = float_of_half(offset) + (float)code * float_of_half(step);
-        } else {
-            if ((*scales & 0x7fff) >= 0x7c00) status[fragment] = WRONG;
-            const float magnitude = float_of(code & 0x7f, 3, 7);
-            const u32 sign = (code & 0x80) << 24;
-            value = __uint_as_float(__float_as_uint(magnitude) | sign) * float_of_half(*scales);
-        }
+        const u32 which = s.by_channel ? d : row;
+        const u16 offset = scales[which], step = scales[per_tile + which];
+        if ((offset & 0x7fff) >= 0x7c00 || (step & 0x7fff) >= 0x7c00) status[fragment] = WRONG;
+        const float value = float_of_half(offset) + (float)code * float_of_half(step);
         *target = is_half ? half_of(value) : bfloat_of(value);
     }
 }
