@@ -46,7 +46,7 @@ MAX_FAILURES: Final = 3
 RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between looks at a store that failed
 EPOCH_DAYS: Final = 1  # what `kvtier objects` takes for granted, too
 #: What says nothing about the store as a whole.
-OF_ONE_OBJECT: Final = frozenset({StoreProblem.SHORT})
+OF_ONE_OBJECT: Final = frozenset({StoreProblem.SHORT, StoreProblem.FOREIGN_NAME})
 #: What says of an export that nothing can be stored; what is stored may still be read.
 OF_EXPORTS: Final = frozenset({StoreProblem.FULL, StoreProblem.DENIED, StoreProblem.UNSUPPORTED})
 

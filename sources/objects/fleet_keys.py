@@ -12,8 +12,9 @@ mark is never deleted, so its number cannot be given out again.
 
 Hosts list `v1/k/` every LOOK_S, one request; a key is not used longer than MAX_AGE_S after the last listing
 that showed it. What is listed is read when it is needed. A wrap is bound to its tenant, key id and number.
-Names may be planted: a listing ends after MAX_LISTED of them, and the keys of tenants that are in use here
-are listed on their own then. A wrap of another master key harms the tenant it is named by, no other one.
+Names may be planted: a listing ends after MAX_LISTED of them, or at one that cannot be listed (`v1/k//x`); a
+tenant that is used here is then listed on its own. Listings may lag, too: an erasure looks for later numbers
+by name. A wrap of another master key harms the tenant it is named by, no other one.
 
 Rejected: one object a tenant that is replaced (a host that wraps anew would bring an erased key back, unless
 the store compares when it replaces, which folders and some stores do not); a key of the store between master
@@ -29,7 +30,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from ...tiers.base import Cause, CopyError
@@ -87,6 +88,7 @@ class FleetKeys:
         self._store: ObjectStore | None = None
         self._looked_at = float("-inf")
         self._newest: dict[str, int] = {}  # by tenant's folder
+        self._listed_alone: set[str] | None = None  # folders; None: one listing shows all there are
         self._noted: dict[str, int] = {}  # made or read here since the last listing began
         self._known: dict[str, _UnwrappedKey] = {}  # by tenant
         self._useless: dict[TenantKeyName, _Wrap] = {}  # marks, and damaged ones, which are logged once
@@ -216,19 +218,19 @@ class FleetKeys:
             with self._lock:
                 self._noted = {}
                 known = {tenant_folder(tenant) for tenant in self._known}
-            newest, is_whole = _newest(self._opened(), TENANT_KEYS)
-            if not is_whole:
-                log.error(
-                    "object store: more than %d names in %s; delete what is none of a tenant's newest key",
-                    MAX_LISTED,
-                    TENANT_KEYS,
-                )
+            newest, problem = _newest(self._opened(), TENANT_KEYS)
+            alone: set[str] = set()
+            if problem:
+                log.error("object store: not all of %s is listed: %s", TENANT_KEYS, problem)
                 for folder in known - newest.keys():
-                    newest |= _newest(self._opened(), f"{TENANT_KEYS}{folder}/")[0]
+                    own, trouble = _newest(self._opened(), f"{TENANT_KEYS}{folder}/")
+                    newest |= own
+                    alone |= {folder} if own or not trouble else set()
             with self._lock:
                 for folder, number in self._noted.items():
                     newest[folder] = max(number, newest.get(folder, 0))
                 self._newest, self._looked_at = newest, self._clock()
+                self._listed_alone = alone if problem else None
                 self._compare_known()
 
     def _compare_known(self) -> None:
@@ -253,6 +255,12 @@ class FleetKeys:
         if (known := self._known.get(tenant)) is not None:
             return known
         folder = tenant_folder(tenant)
+        if self._listed_alone is not None and folder not in self._newest.keys() | self._listed_alone:
+            own, problem = _newest(self._opened(), f"{TENANT_KEYS}{folder}/")
+            if problem and not own:  # no key is made beside one that is not seen
+                raise StoreError(StoreProblem.FOREIGN_NAME, problem)
+            self._newest |= own
+            self._listed_alone.add(folder)
         number = self._newest.get(folder)
         if number is None or tenant in self._barred:
             return None
@@ -324,17 +332,34 @@ def erase_tenant(store: ObjectStore, tenant: str) -> int:
 
 def _destroy_key(store: ObjectStore, folder: str) -> None:
     """Put the mark of an erasure behind a tenant's newest wrap, then delete the wraps.
-    What was listed is not kept: names in a store may be planted."""
-    number = max((name.number for name in _names(store, f"{TENANT_KEYS}{folder}/")), default=None)
-    if number is None:
+    What was listed is not kept: names in a store may be planted. Numbers behind it are asked for by name, and
+    the first MAX_TRIES where the listing ended early."""
+    listed, is_whole = -1, True
+    try:
+        for name in _names(store, f"{TENANT_KEYS}{folder}/"):
+            listed = max(listed, name.number)
+    except StoreError as error:
+        if error.problem is not StoreProblem.FOREIGN_NAME:
+            raise
+        is_whole = False
+    following = range(listed + 1, listed + 1 + MAX_TRIES) if is_whole else range(MAX_TRIES)
+    unlisted = []
+    for name in (TenantKeyName(folder, number) for number in following):
+        if store.size(str(name)) is not None:
+            unlisted.append(name)
+        elif is_whole:
+            break
+    number = max([listed, *(name.number for name in unlisted)])
+    if number < 0 and is_whole:
         return
-    newest = TenantKeyName(folder, number)
-    if not _is_mark(_read(store, newest)):
-        while not store.create(str(mark := newest._replace(number=newest.number + 1)), memoryview(_ERASED)):
-            newest = mark  # wrapped anew, made or erased meanwhile
-    store.delete(
-        str(name) for name in _names(store, f"{TENANT_KEYS}{folder}/") if not _is_mark(_read(store, name))
-    )
+    if number < 0:
+        raise StoreError(StoreProblem.FOREIGN_NAME, f"in {TENANT_KEYS}{folder}/, and the key is not found")
+    last = TenantKeyName(folder, number)
+    if not _is_mark(_read(store, last)):
+        while not store.create(str(mark := last._replace(number=last.number + 1)), memoryview(_ERASED)):
+            unlisted.append(last := mark)  # wrapped anew, made or erased meanwhile
+    wraps = chain(unlisted, _names(store, f"{TENANT_KEYS}{folder}/") if is_whole else ())
+    store.delete(str(name) for name in wraps if not _is_mark(_read(store, name)))
 
 
 def _is_mark(wrap: _Wrap | None) -> bool:
@@ -349,13 +374,20 @@ def _names(store: ObjectStore, prefix: str) -> Iterator[TenantKeyName]:
             yield name
 
 
-def _newest(store: ObjectStore, prefix: str) -> tuple[dict[str, int], bool]:
-    """Return the newest number of every tenant that has any, by folder, and whether all names were listed."""
+def _newest(store: ObjectStore, prefix: str) -> tuple[dict[str, int], str]:
+    """Return the newest number of every tenant that has any, by folder, and why not all names were listed;
+    empty when they were."""
     newest: dict[str, int] = {}
     names = _names(store, prefix)
-    for name in islice(names, MAX_LISTED):
-        newest[name.tenant] = max(name.number, newest.get(name.tenant, 0))
-    return newest, next(names, None) is None
+    try:
+        for name in islice(names, MAX_LISTED):
+            newest[name.tenant] = max(name.number, newest.get(name.tenant, 0))
+        is_whole = next(names, None) is None
+    except StoreError as error:
+        if error.problem is not StoreProblem.FOREIGN_NAME:
+            raise
+        return newest, str(error)
+    return newest, "" if is_whole else f"more than {MAX_LISTED} names; delete what is no tenant's newest key"
 
 
 def _read(store: ObjectStore, name: TenantKeyName) -> _Wrap | None:

@@ -140,7 +140,7 @@ class MooncakePool(ObjectStore):
                 return None
             return found
 
-    def objects(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+    def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """Raise StoreError(UNSUPPORTED)."""
         _refuse("lists no objects")
 

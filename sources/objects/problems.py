@@ -37,6 +37,7 @@ class StoreProblem(Enum):
     SHORT = "the object or the answer is shorter or longer than announced"
     UNSUPPORTED = "the store does not support this operation"
     WRONG_KEY = "tenants' keys in this store were wrapped with another master key"
+    FOREIGN_NAME = "a name that no client can list; delete this object with the store's own tool"
     FULL = "the store takes no more bytes; enlarge it, or shorten the epoch"
     FAILED = "the store failed"
 
@@ -100,6 +101,8 @@ def problem_of(error: Exception) -> StoreProblem:
         return StoreProblem.DENIED
     if kind in ("NotSupportedError", "NotImplementedError"):
         return StoreProblem.UNSUPPORTED
+    if "object with invalid path" in text:  # of a whole listing, which ends there
+        return StoreProblem.FOREIGN_NAME
     if any(words in text for words in _RANGES):
         return StoreProblem.SHORT
     if "No space left" in text or "os error 28" in text or "quota exceeded" in text.lower():
@@ -119,6 +122,7 @@ def explain(error: Exception) -> StoreError:
     """Return (not raise) the StoreError for an exception of obstore."""
     first_line = " ".join(str(error).partition("\n\n")[0].split())
     text = first_line.partition("<?xml")[0].rstrip(": ")
+    text = "".join(one if one.isprintable() else "\ufffd" for one in text)  # names may be planted
     code = code_of(error)
     return StoreError(problem_of(error), f"{text}: {code}"[:MAX_TEXT] if code else text[:MAX_TEXT])
 

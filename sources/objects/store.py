@@ -121,8 +121,11 @@ class ObjectStore:
     def check_bucket(self) -> None:
         """Raise StoreError unless the bucket, or the folder, is there and can be listed.
         To be called at a start: a get of an object cannot tell a missing bucket from a cold cache."""
-        for _ in self.objects("v1/"):
-            return
+        try:
+            next(self.objects("v1/"), None)
+        except StoreError as error:
+            if error.problem is not StoreProblem.FOREIGN_NAME:  # which the bucket answered with
+                raise
 
     def create(self, key: str, payload: Buffer) -> bool:
         """Store an object; return False, and leave it as it is, when there is one of that name.
@@ -233,14 +236,14 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def objects(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+    def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`, a folder that ends in `/`.
-        In the order of keys on S3, in any order from a folder. `after`: only keys that sort behind it."""
+        In the order of keys on S3, in any order from a folder."""
         from obstore import list as list_objects
 
         try:
             with self._request("list"):
-                for chunk in list_objects(self._store, prefix, offset=after or None):
+                for chunk in list_objects(self._store, prefix):
                     for found in chunk:
                         yield ObjectInfo(found["path"], found["size"], found["last_modified"].timestamp())
         except FileNotFoundError as error:

@@ -16,6 +16,8 @@ from kvtier.sources.objects.store import ObjectInfo, ObjectStore
 from kvtier.tiers.base import Buffer, Cause, CopyError
 from kvtier.tiers.encryption.master_keys import MasterKeys
 
+from .s3_server import S3Answer, S3Request, S3Server, StoredObject, s3_server
+
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
 
@@ -126,12 +128,12 @@ class Planted(ObjectStore):
     num_planted = 4 * MAX_LISTED
     num_listed = 0
 
-    def objects(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+    def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """See ObjectStore."""
         for number in range(self.num_planted if prefix == TENANT_KEYS else 0):
             self.num_listed += 1
             yield ObjectInfo(str(TenantKeyName(f"{number:032x}", 0)), 1, 0.0)
-        yield from super().objects(prefix, after)
+        yield from super().objects(prefix)
 
 
 def test_planted_names_do_not_make_a_listing_endless(tmp_path: Path) -> None:
@@ -145,15 +147,99 @@ def test_planted_names_do_not_make_a_listing_endless(tmp_path: Path) -> None:
     assert keys.key(RED, key.id) == key, "a tenant in use is listed on its own"
 
 
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with s3_server() as running:
+        for name, value in running.environment().items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+def plant(server: S3Server, key: str) -> None:
+    """Store an object that no client of the store can list."""
+    server.objects[key] = StoredObject(b"x", 0.0)
+
+
+def at(server: S3Server) -> FleetKeys:
+    """Return the keys of a host that uses a bucket."""
+    keys = FleetKeys(MasterKeys(OLD), Clock())
+    keys.open(ObjectStore("s3://bucket"))
+    return keys
+
+
+def test_a_name_that_cannot_be_listed_does_not_take_the_keys_of_all_tenants(server: S3Server) -> None:
+    one = at(server)
+    key = one.key_for_writing(RED)
+    plant(server, f"{TENANT_KEYS}/x")
+    one.refresh(0)
+    assert one.key(RED, key.id) == key, "in use, so listed on its own"
+    other = at(server)
+    assert other.key_for_writing(RED) == other.key(RED, key.id) == key
+    other.refresh(0)
+    blue = other.key_for_writing(BLUE)
+    assert at(server).key_for_writing(BLUE) == blue
+
+
+def test_no_second_key_is_made_beside_one_that_cannot_be_listed(server: S3Server) -> None:
+    one = at(server)
+    key = one.key_for_writing(RED)
+    one.take(MasterKeys(NEW, OLD))
+    assert one.wrap_anew() == 1, "its number is 1 now, and 0 is free"
+    plant(server, f"{TENANT_KEYS}{tenant_folder(RED)}//x")
+    for _ in range(2):
+        one.refresh(0)
+        with pytest.raises(StoreError) as failed:
+            one.key_for_writing(RED)
+        assert failed.value.problem is StoreProblem.FOREIGN_NAME
+    assert one.key_for_writing(BLUE)
+    del server.objects[f"{TENANT_KEYS}{tenant_folder(RED)}//x"]
+    one.refresh(0)
+    assert one.key_for_writing(RED) == key
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, []), (1, [0]), (1, None)],
+    ids=["made a moment ago", "wrapped anew a moment ago", "beside a name that cannot be listed"],
+)
+def test_an_erasure_does_not_depend_on_a_listing(
+    number: int, shown: list[int] | None, server: S3Server
+) -> None:
+    """`shown`: numbers that a listing shows which lags; one of them is gone already."""
+    keys = at(server)
+    key, folder = keys.key_for_writing(RED), f"{TENANT_KEYS}{tenant_folder(RED)}/"
+    if number:
+        keys.take(MasterKeys(NEW, OLD))
+        assert keys.wrap_anew() == 1
+    assert [one for one in server.objects if one.startswith(folder)] == [name_of(number)]
+    stored = dict(server.objects)
+
+    def lag(request: S3Request, answer: S3Answer) -> S3Answer:
+        if request.operation != "list" or shown is None:
+            return answer
+        before, server.objects = server.objects, {name_of(one): stored[name_of(number)] for one in shown}
+        answer, server.objects = server._list(request.key, {}), before
+        return answer
+
+    server.change = lag
+    if shown is None:
+        plant(server, f"{folder}/x")
+    assert erase_tenant(ObjectStore("s3://bucket"), RED) == 0
+    server.heal()
+    server.objects.pop(f"{folder}/x", None)
+    assert [one for one in server.objects if one.startswith(folder)] == [name_of(number + 1)], "the mark"
+    assert at(server).key(RED, key.id) is None
+
+
 def test_keys_can_be_used_while_names_are_listed(tmp_path: Path) -> None:
     is_listing, go_on = Event(), Event()
 
     class Slow(ObjectStore):
-        def objects(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        def objects(self, prefix: str) -> Iterator[ObjectInfo]:
             if key is not None:
                 is_listing.set()
                 assert go_on.wait(60)
-            return super().objects(prefix, after)
+            return super().objects(prefix)
 
     key = None
     keys = FleetKeys(MasterKeys(OLD), Clock())

@@ -10,6 +10,7 @@ from kvtier.sources.objects.opening import open_store
 from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.sources.objects.store import ObjectStore, StoreLimits, check_address
 from tests.ports import free_port
+from tests.sources.objects.s3_server import StoredObject, s3_server
 from tests.sources.objects.scripted_store import HEAD_OK, OK, ScriptedStore, failure, part, scripted
 
 if importlib.util.find_spec("obstore") is None:
@@ -138,6 +139,25 @@ def test_a_store_that_never_answers_is_given_up() -> None:
 def test_an_address_where_nothing_listens_is_unreachable() -> None:
     store = ObjectStore("s3://bucket", endpoint=f"http://127.0.0.1:{free_port()}", limits=LIMITS)
     assert problem_of(store.check_bucket) is StoreProblem.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    "name", ["v1/b//x", "v1/../x", "v1/b/.", "v1/b/a\nb", "v1/b/\x1b[31mred", "v1//x", "v1/\x07/x"]
+)
+def test_a_planted_name_is_told_and_keeps_no_host_from_the_store(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One such object, of whatever else writes to the bucket, made each look at a start fail."""
+    with s3_server() as server:
+        for variable, value in server.environment().items():
+            monkeypatch.setenv(variable, value)
+        store = ObjectStore("s3://bucket", limits=LIMITS)
+        server.objects[name] = StoredObject(b"x", 0.0)
+        store.check_bucket()
+        with pytest.raises(StoreError) as failed:
+            list(store.objects("v1/"))
+        assert failed.value.problem is StoreProblem.FOREIGN_NAME
+        assert str(failed.value).isprintable(), "it goes to logs and terminals"
 
 
 def test_a_folder_that_is_missing_is_told_at_once() -> None:
