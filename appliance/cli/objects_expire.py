@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from ...sources.objects.keys import BUNDLES, MANIFESTS, Epochs
+from ...sources.objects.keys import BUNDLES, Epochs
 from ...sources.objects.probe import clock_problem
 from ...sources.objects.store import ObjectInfo, ObjectStore
 from ..config.units import about_bytes, count
@@ -75,8 +75,7 @@ def batches(store: ObjectStore, folder: str) -> Iterator[list[ObjectInfo]]:
 
 
 def dead_folders(store: ObjectStore, epochs: Epochs, now_s: float) -> Iterator[str]:
-    """Yield the folders of bundles and manifests of dead epochs, oldest first, with a `/` at their end."""
-    for parent in (BUNDLES, MANIFESTS):
-        for epoch in store.folders(parent):
-            if epochs.is_dead(epoch, now_s):
-                yield f"{parent}{epoch}/"
+    """Yield the folders of dead epochs, oldest first, with a `/` at their end."""
+    for epoch in store.folders(BUNDLES):
+        if epochs.is_dead(epoch, now_s):
+            yield f"{BUNDLES}{epoch}/"

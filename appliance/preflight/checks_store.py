@@ -8,7 +8,7 @@ from .verdicts import Check, fail, ok, warn
 
 URL = "object.url"
 #: What the daemon does without, at a price.
-OPTIONAL = ("listed at once", "copy inside", "manifest", "lifecycle")
+OPTIONAL = ("listed at once", "copy inside", "lifecycle")
 _PLAIN = "http: what is on the way to it can read what is sent, and put other bytes in its place"
 _UNPROTECTED = "what reaches the master can read, change and delete all that is pooled: no rights, no TLS"
 

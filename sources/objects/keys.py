@@ -1,7 +1,6 @@
 """Names of objects, and the epoch folders that they expire with.
 
     v1/b/<epoch>/<tenant>/<namespace>/<name>    a bundle; <name>: prefix hash of its last block
-    v1/m/<epoch>/<time>-<host>                  a manifest: what one host stored
     v1/k/<tenant>/<number>                      a tenant's data key, wrapped (fleet_keys.py)
 
 Every part is of digits and lower-case hex, which no store rewrites. The epoch comes first, so that expiry and
@@ -21,10 +20,8 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Final, NamedTuple
 
 BUNDLES: Final = "v1/b/"
-MANIFESTS: Final = "v1/m/"
 TENANT_KEYS: Final = "v1/k/"
 NUM_ALIVE: Final = 3  # epochs that are read: the present one and those before it
-HOST_HEX: Final = 16
 _FIRST_DAY = date(1970, 1, 1)
 _TENANT_KEY = re.compile(r"v1/k/([0-9a-f]{32})/([0-9]{8}|[1-9][0-9]{8,255})")
 _BUNDLE = re.compile(r"v1/b/(\d{8})/([0-9a-f]{32})/([0-9a-f]{64})/([0-9a-f]{64})")
@@ -54,17 +51,6 @@ class TenantKeyName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{TENANT_KEYS}{self.tenant}/{self.number:08d}"
-
-
-class ManifestKey(NamedTuple):
-    """The parts of a manifest's key. `written_at_s`: seconds since 1970, by the store's clock."""
-
-    epoch: str
-    written_at_s: int
-    host: str  # HOST_HEX hex digits, drawn by each daemon
-
-    def __str__(self) -> str:
-        return f"{MANIFESTS}{self.epoch}/{self.written_at_s:012d}-{self.host}"
 
 
 def bundle_key(epoch: str, tenant: str, namespace_digest: bytes, name: bytes) -> BundleKey:

@@ -11,7 +11,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-from .keys import BUNDLES, MANIFESTS, NUM_ALIVE
+from .keys import BUNDLES, NUM_ALIVE
 
 _EXPIRY = re.compile(r'expiry-date="([^"]+)"')
 _DAY_S: Final = 86_400
@@ -26,28 +26,20 @@ def rule_days(epoch_days: int) -> int:
 def rules(scheme: str, prefix: str, epoch_days: int) -> str:
     """Return the rules of a store as JSON for its own tool; empty for a kind of store without any.
     `prefix`: of all keys, `container/prefix` on Azure; empty or without a `/` at its end."""
-    under = [f"{prefix}/{folder}" if prefix else folder for folder in (BUNDLES, MANIFESTS)]
+    under = f"{prefix}/{BUNDLES}" if prefix else BUNDLES
     days = rule_days(epoch_days)
     described: dict[str, Any]
     if scheme == "s3":
-        expiring = [
-            {
-                "ID": f"kvtier {one}",
-                "Status": "Enabled",
-                "Filter": {"Prefix": one},
-                "Expiration": {"Days": days},
-            }
-            for one in under
-        ]
-        described = {"Rules": expiring}
+        expiring = {"Filter": {"Prefix": under}, "Expiration": {"Days": days}}
+        described = {"Rules": [{"ID": f"kvtier {under}", "Status": "Enabled", **expiring}]}
     elif scheme == "gs":
         described = {
-            "rule": [{"action": {"type": "Delete"}, "condition": {"age": days, "matchesPrefix": under}}]
+            "rule": [{"action": {"type": "Delete"}, "condition": {"age": days, "matchesPrefix": [under]}}]
         }
     elif scheme == "az":
         definition = {
             "actions": {"baseBlob": {"delete": {"daysAfterCreationGreaterThan": days}}},
-            "filters": {"blobTypes": ["blockBlob"], "prefixMatch": under},
+            "filters": {"blobTypes": ["blockBlob"], "prefixMatch": [under]},
         }
         rule = {"enabled": True, "name": "kvtier", "type": "Lifecycle", "definition": definition}
         described = {"rules": [rule]}

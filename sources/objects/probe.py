@@ -12,10 +12,9 @@ import xxhash
 from ...tiers.base import CopyError
 from .bundle import StoredFragment, write_bundle
 from .inventory import verify_object
-from .keys import HOST_HEX, Epochs, ManifestKey, bundle_key
+from .keys import Epochs, bundle_key
 from .layout import BundleChain, BundleError
 from .lifecycle import judge_rule
-from .manifest import StoredBundle, pack_manifest, unpack_manifest
 from .problems import StoreError
 from .store import ObjectStore
 
@@ -43,11 +42,7 @@ class StoreProbe:
         self._bundle, chain = _small_bundle()
         epoch, *older = self._epochs.alive(clock())
         self._key = bundle_key(epoch, TENANT, chain.namespace_digest, chain.names[-1])
-        self._stored = StoredBundle(
-            self._key.tenant, chain.namespace_digest, chain.names[-1], len(self._bundle)
-        )
         self._copied = self._key.in_epoch((older or [epoch])[-1])
-        self._manifest = ManifestKey(epoch, int(clock()), secrets.token_hex(HOST_HEX // 2))
 
     def results(self) -> Iterator[ProbeResult]:
         """Yield what was tried, in order, and delete at the end what was stored.
@@ -59,7 +54,6 @@ class StoreProbe:
             ("listed at once", self._is_listed),
             ("ranges", self._read),
             ("copy inside", self._copy),
-            ("manifest", self._write_manifest),
             ("clock", self._compare_clocks),
             *((("lifecycle", self._judge_lifecycle),) if self._store.has_expiry else ()),
         )
@@ -108,18 +102,6 @@ class StoreProbe:
         verify_object(self._store, str(self._copied), len(self._bundle))
         return ""
 
-    def _write_manifest(self) -> str:
-        data = pack_manifest(bytes.fromhex(self._manifest.host), [self._stored])
-        self._store.create(str(self._manifest), memoryview(data))
-        before = ManifestKey(self._manifest.epoch, self._manifest.written_at_s - 1, "f" * HOST_HEX)
-        folder = f"{str(before).rpartition('/')[0]}/"
-        if str(self._manifest) not in {one.key for one in self._store.objects(folder, after=str(before))}:
-            return "a listing that begins behind a key does not show what was stored"
-        into = bytearray(len(data))
-        self._store.read(str(self._manifest), [(0, memoryview(into))])
-        _, [found] = unpack_manifest(bytes(into))
-        return "" if found == self._stored else "what was stored came back as something else"
-
     def _compare_clocks(self) -> str:
         return _clock_problem(self._store, str(self._key), self._clock())
 
@@ -128,7 +110,7 @@ class StoreProbe:
         return judge_rule(header, self._clock(), self._epochs.num_days)
 
     def _delete(self) -> str:
-        keys = [str(key) for key in (self._key, self._copied, self._manifest)]
+        keys = [str(key) for key in (self._key, self._copied)]
         self._store.delete(keys)
         if not self._store.has_listing:
             del keys[1:]

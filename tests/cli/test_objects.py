@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from kvtier.appliance.cli import objects_expire
 from kvtier.appliance.cli.app import cli
 from kvtier.sources.objects.fleet_keys import FleetKeys
-from kvtier.sources.objects.keys import HOST_HEX, Epochs, ManifestKey, bundle_key
+from kvtier.sources.objects.keys import Epochs, bundle_key
 from kvtier.sources.objects.store import ObjectStore
 from kvtier.tiers.encryption.master_keys import MasterKeys
 from tests.sources.objects.bundles import RED, make_bundle
@@ -183,7 +183,7 @@ def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     answer = json.loads(result.stdout)
     names = [one["name"] for one in answer["results"]]
     assert names == [
-        *("list", "create", "create only", "listed at once", "ranges", "copy inside", "manifest", "clock"),
+        *("list", "create", "create only", "listed at once", "ranges", "copy inside", "clock"),
         "delete",
     ]
     assert {one["problem"] for one in answer["results"]} == {""}
@@ -228,15 +228,13 @@ def test_a_real_gateway_is_tried_and_its_rules_are_compared(
 
 def test_what_is_dead_is_listed_and_deleted_only_when_told_so(tmp_path: Path) -> None:
     keys = filled(tmp_path)
-    manifest = ManifestKey(OLD, 1_577_836_800, "0" * HOST_HEX)
-    ObjectStore(f"file://{tmp_path}").create(str(manifest), memoryview(b"manifest"))
-    dead = {f"v1/b/{OLD}/": 1, f"v1/m/{OLD}/": 1}
+    dead = {f"v1/b/{OLD}/": 1}
     listed = run("expire", f"file://{tmp_path}")
-    assert [line.split(" ")[0] for line in listed.stdout.splitlines()[:2]] == [*dead]
+    assert [line.split(" ")[0] for line in listed.stdout.splitlines()[:1]] == [*dead]
     assert "would be deleted" in listed.stdout
     answer = json.loads(run("expire", f"file://{tmp_path}", "--json").stdout)
     assert {row["folder"]: row["num_objects"] for row in answer["folders"]} == dead
-    assert stored(tmp_path) == {*keys, str(manifest)}
+    assert stored(tmp_path) == {*keys}
     answer = json.loads(run("expire", f"file://{tmp_path}", "--delete", "--json").stdout)
     assert answer["is_deleted"]
     assert {row["folder"]: row["num_objects"] for row in answer["folders"]} == dead

@@ -1,4 +1,4 @@
-"""Names, epochs, manifests, rules, and finding by name: pure functions."""
+"""Names, epochs, rules, and finding by name: pure functions."""
 
 import json
 import random
@@ -6,28 +6,18 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-import xxhash
 
 from kvtier.sources.objects.finding import ChainExtent, MissingNames, gallop
 from kvtier.sources.objects.keys import (
     NUM_ALIVE,
     BundleKey,
     Epochs,
-    ManifestKey,
     bundle_key,
     bundle_names,
     parse_bundle_key,
     tenant_folder,
 )
-from kvtier.sources.objects.layout import BundleError
 from kvtier.sources.objects.lifecycle import judge_rule, rule_days, rules
-from kvtier.sources.objects.manifest import (
-    MAX_NAMESPACES,
-    MAX_ROWS,
-    StoredBundle,
-    pack_manifest,
-    unpack_manifest,
-)
 
 DAY_S = 86_400
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
@@ -39,9 +29,6 @@ def test_a_key_says_everything_and_reads_back() -> None:
     key = bundle_key("20261123", "tenant:acme", b"n" * 32, b"x" * 32)
     assert str(key) == f"v1/b/20261123/{tenant_folder('tenant:acme')}/{'6e' * 32}/{'78' * 32}"
     assert parse_bundle_key(str(key)) == key
-    manifest = ManifestKey("20261123", int(NOON), "0123456789abcdef")
-    assert str(manifest) == f"v1/m/20261123/{int(NOON):012d}-0123456789abcdef"
-    assert parse_bundle_key(str(manifest)) is None
 
 
 def test_tenants_have_folders_that_say_nothing_and_differ() -> None:
@@ -154,55 +141,6 @@ def test_what_is_missing_is_remembered_for_a_while_and_within_bounds() -> None:
     assert len(missing) == 3
     missing.add("e", 1000.0)
     assert len(missing) == 1, "what is over is not kept"
-
-
-# --------------------------------------------------------------------------------------- manifests
-
-STORED = [
-    StoredBundle("0" * 32, b"n" * 32, b"1" * 32, 32 << 20),
-    StoredBundle("f" * 32, b"n" * 32, b"2" * 31 + b"\0", 1),
-    StoredBundle("0" * 32, b"n" * 32, bytes(32), 2**32 - 1),
-]
-
-
-@pytest.mark.parametrize("bundles", [[], STORED[:1], STORED, STORED * 500])
-def test_a_manifest_comes_back(bundles: list[StoredBundle]) -> None:
-    assert unpack_manifest(pack_manifest(b"hosthost", bundles)) == (b"hosthost", bundles)
-
-
-def test_a_row_takes_40_bytes() -> None:
-    one, many = (len(pack_manifest(b"hosthost", [STORED[0]] * count)) for count in (1, 101))
-    assert many - one == 100 * 40
-
-
-def test_damaged_manifests_are_refused() -> None:
-    data = pack_manifest(b"hosthost", STORED)
-    for at in range(len(data)):
-        with pytest.raises(BundleError):
-            unpack_manifest(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        with pytest.raises(BundleError):
-            unpack_manifest(data[:at])
-    with pytest.raises(BundleError):
-        unpack_manifest(data + b"\0")
-
-
-def test_hostile_manifests_with_a_valid_hash_are_refused_within_bounds() -> None:
-    data = bytearray(pack_manifest(b"hosthost", STORED)[:-16])
-    row = len(data) - 40
-    for at, value in ((12, 2**32 - 1), (12, 0), (16, 2**32 - 1), (16, MAX_ROWS), (row, 2), (row, 2**32 - 1)):
-        changed = bytes(data[:at]) + value.to_bytes(4, "little") + bytes(data[at + 4 :])
-        with pytest.raises(BundleError):
-            unpack_manifest(changed + xxhash.xxh3_128_digest(changed))
-
-
-def test_a_manifest_is_bounded() -> None:
-    with pytest.raises(BundleError, match=f"at most {MAX_ROWS}"):
-        pack_manifest(b"hosthost", STORED[:1] * (MAX_ROWS + 1))
-    with pytest.raises(BundleError, match=str(MAX_NAMESPACES)):
-        pack_manifest(
-            b"hosthost",
-            [STORED[0]._replace(namespace_digest=n.to_bytes(32, "big")) for n in range(MAX_NAMESPACES + 1)],
-        )
 
 
 # ------------------------------------------------------------------------------------------- rules
