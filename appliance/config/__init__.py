@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .compression import CompressionRule, CompressionSettings
+    from .compression import CompressionSettings
     from .encryption import EncryptionSettings
     from .fields import Switch
     from .host_share import HostShare
@@ -38,7 +38,6 @@ __all__ = [
     "LIVE",
     "Access",
     "Change",
-    "CompressionRule",
     "CompressionSettings",
     "EncryptionSettings",
     "HbmTier",
@@ -69,7 +68,7 @@ __all__ = [
 ]
 
 _NAMES_OF = {
-    ".compression": "CompressionRule CompressionSettings",
+    ".compression": "CompressionSettings",
     ".encryption": "EncryptionSettings",
     ".fields": "Switch",
     ".host_share": "HostShare",
