@@ -1,7 +1,7 @@
 """Histogram: how long something takes, counted in buckets.
 
 prometheus_client's own Histogram was rejected for what happens thousands of times a second: its labels, its
-lock and its search cost five times what this does (`python -m bench.observation_cost`). Its exposition is
+lock and its search cost five times what this does. Its exposition is
 used.
 """
 

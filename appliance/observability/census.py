@@ -3,7 +3,7 @@
 Counted on demand, in vectors over the catalog's columns, instead of kept: a change of urgency
 touches thousands of rows, and counters for that would cost every request for a picture that is looked at
 now and then.
-A million blocks take some 20 ms of a core (`python -m bench.observation_cost`), and requests wait meanwhile.
+A million blocks take some 20 ms of a core, and requests wait meanwhile.
 So what was counted is used again for FRESH_S, or two hundred times as long as counting took.
 """
 
