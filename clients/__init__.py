@@ -4,7 +4,7 @@ Depends on grpcio, protobuf and numpy; takes tensors by their pointer and never 
 imports only what stands below it (pyproject.toml holds that):
 
     vllm_tier, testing                            vLLM's own offloading; a fake daemon for tests of users
-    vllm transformers sglang lmcache llamacpp fake   one connector per runtime; the fake daemon
+    vllm transformers sglang lmcache llamacpp trtllm fake   one connector per runtime; the fake daemon
     connector                                     what the connectors share
     aio, sync                                     AsyncClient; Client, generated from it
     links                                         connections: local channel, gRPC

@@ -58,6 +58,12 @@ def opaque_geometry(
     )
 
 
+def token_frame(block_tokens: int) -> Geometry:
+    """Return a geometry for `prefix_hashes` only: that of opaque blocks may say a part of their tokens."""
+    sizes = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "block_tokens": block_tokens}
+    return Geometry(**sizes, dtype="int8", layout="tokens", layers_per_group=1, num_planes=1)
+
+
 def opaque_identity(
     weights: bytes, block_bytes: int, block_tokens: int, kind: str, facts: Mapping[str, Any], shard: str
 ) -> NamespaceIdentity:

@@ -20,10 +20,10 @@ import llama_cpp
 import numpy as np
 from llama_cpp.llama_cache import BaseLlamaCache
 
-from ...v1.types import Geometry, NamespaceIdentity
+from ...v1.types import NamespaceIdentity
 from ..connector.chain_store import ChainStore
 from ..connector.guard import Guard, harmless
-from ..connector.opaque import opaque_identity
+from ..connector.opaque import opaque_identity, token_frame
 from ..connector.plugin_options import ChainOptions
 from ..values.keys import prefix_hashes
 from ..weights import checkpoint_digest
@@ -77,8 +77,7 @@ class KvtierCache(BaseLlamaCache):
         )
         self.layout = self._learn_layout()
         self.identity = self._identity()
-        frame = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "block_tokens": block_tokens}
-        self._frame = Geometry(**frame, dtype="int8", layout="tokens", layers_per_group=1, num_planes=1)
+        self._frame = token_frame(block_tokens)
         self._store = ChainStore.at(
             self._options, self.guard, self._options.load_timeout_s, self._options.staging_bytes
         )

@@ -1,0 +1,24 @@
+"""kvtier for TensorRT-LLM: both halves of its KV cache connector. NEVER RAN with TensorRT-LLM itself.
+
+    KvCacheConnectorConfig(connector_module="kvtier.clients.trtllm",
+        connector_scheduler_class="KvtierScheduler", connector_worker_class="KvtierWorker")
+
+Written from the published source and tested with a stand-in for it (docs/integrations/tensorrt-llm.md).
+Reading order: rank (what is decided and moved, without TensorRT-LLM) · connector (its two classes).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .connector import KvtierScheduler, KvtierWorker
+
+__all__ = ["KvtierScheduler", "KvtierWorker"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the connector when TensorRT-LLM asks for it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import connector
+
+    return getattr(connector, name)
