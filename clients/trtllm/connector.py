@@ -38,13 +38,13 @@ class KvtierScheduler(SchedulerBase):  # type: ignore[misc]
 
     @harmless(lambda *_: (0, False))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Return how many tokens after `num_computed_tokens` need no computation, and False: the load is
-        part of the next pass."""
+        """Return how many tokens after `num_computed_tokens` need no computation, and False.
+
+        The load is part of the next pass."""
         return self._rank.match(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
-        """Note where the promised blocks go. May raise: what was promised and has no place is a wrong
-        answer."""
+        """Note where the promised blocks go. Raises RuntimeError where one has no place."""
         self._rank.place(request.request_id, block_ids)
 
     @harmless(lambda *_: None)
@@ -71,7 +71,7 @@ class KvtierWorker(WorkerBase):  # type: ignore[misc]
         self._rank.serve(kv_cache_tensor)
 
     def start_load_kv(self, stream: Any) -> None:
-        """Copy what was promised into the cache, before what the stream does next. May raise, as above."""
+        """Copy what was promised into the cache, before what the stream does next. May raise, too."""
         self._rank.load(stream)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
@@ -87,7 +87,7 @@ class KvtierWorker(WorkerBase):  # type: ignore[misc]
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
     ) -> tuple[list[int], list[int]]:
-        """Return the requests whose saves have ended; no load is asynchronous."""
+        """Return the requests with saves that have ended; no load is asynchronous."""
         return self._rank.saved(finished_gen_req_ids), []
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""Rank: what both halves of the connector share. TensorRT-LLM makes them in one process, with the same
+"""OneRank: what both halves of the connector share. TensorRT-LLM makes them in one process, with the same
 arguments.
 
     match    asked once for each request, in the scheduling loop: load into host memory, promise what came
@@ -42,6 +42,7 @@ NOT_NAMED = (
     "prompt_embedding_table",
     "multimodal_hashes",
     "multimodal_embedding",
+    "py_multimodal_data",
     "mrope_rotary_cos_sin",
     "skip_cross_attn_blocks",
 )
@@ -83,7 +84,7 @@ def why_not(arguments: Any) -> str:
     return ""
 
 
-class Rank:
+class OneRank:
     """One rank's blocks. The scheduler's half and the worker's call from one thread, or take turns."""
 
     def __init__(
@@ -147,7 +148,9 @@ class Rank:
         """Load what follows `num_computed_tokens`; return how many tokens that gave, whole blocks."""
         self._staged.pop(request.request_id, None)
         first, rest = divmod(num_computed_tokens, self._block_tokens)
-        if self.identity is None or rest:
+        # Logits of the whole prompt: a token that is loaded has none.
+        wants_all = getattr(request, "py_return_context_logits", False)
+        if self.identity is None or rest or wants_all:
             return 0
         hashes = self._names(request)
         block_bytes = int(self._pages.shape[1])
@@ -187,8 +190,9 @@ class Rank:
                     self._pages.index_copy_(0, where, host[some].to(self._pages.device))
 
     def stepped(self, requests: Iterable[Any]) -> None:
-        """Note how far the pass that follows computes each request. The runtime leaves what was promised out
-        of the first position that it tells."""
+        """Note how far the pass that follows computes each request.
+
+        The runtime leaves what was promised out of the first position that it tells."""
         for data in requests:
             _, host = self._staged.pop(data.request_id, (0, ()))
             num_computed = data.computed_position + len(host) * self._block_tokens
@@ -210,7 +214,7 @@ class Rank:
         return True
 
     def saved(self, asked: Iterable[int]) -> list[int]:
-        """Return the requests, of those that were `asked` for so far, whose blocks are read no more."""
+        """Return those of the requests that were `asked` for so far with blocks that are read no more."""
         self._asked.update(asked)
         over = [name for name in self._asked if name not in self._saving or self._saving[name].done()]
         for name in over:
@@ -242,6 +246,8 @@ class Rank:
 
     def close(self) -> None:
         """End the saves under way, and the connections."""
+        with _making:
+            _ranks.pop(id(self.arguments), None)
         self._threads.shutdown(cancel_futures=True)
         self._loads.close()
         self._saves.close()
@@ -279,11 +285,11 @@ def _has_beams(request: Any) -> bool:
     return (getattr(getattr(request, "sampling_config", None), "beam_width", 1) or 1) > 1
 
 
-_ranks: dict[int, Rank] = {}
+_ranks: dict[int, OneRank] = {}
 _making = threading.Lock()  # the halves are made on two threads
 
 
-def rank_of(arguments: Any) -> Rank:
+def rank_of(arguments: Any) -> OneRank:
     """Return what the halves that were made with the same arguments share."""
     with _making:
         made = _ranks.get(id(arguments))  # held by the rank: no other object has this number meanwhile
@@ -293,5 +299,5 @@ def rank_of(arguments: Any) -> Rank:
             def make_store(deadline_s: float) -> ChainStore:
                 return ChainStore.at(options, guard, deadline_s, options.staging_bytes)
 
-            made = _ranks[id(arguments)] = Rank(arguments, options, guard, make_store)
+            made = _ranks[id(arguments)] = OneRank(arguments, options, guard, make_store)
         return made

@@ -104,7 +104,8 @@ class Request:
     tokens: list[int]
     cache_salt: str | None = None
     lora_task_id: int | None = None
-    num_computed: int = 0
+    multimodal_hashes: list[list[int]] | None = None
+    py_return_context_logits: bool = False
     block_ids: list[int] = field(default_factory=list)
 
     def get_tokens(self, beam: int) -> list[int]:

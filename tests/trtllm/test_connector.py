@@ -49,7 +49,7 @@ class Runtime:
 
         args, guard = stand_in.arguments(""), Guard("checks")
         options = module.RankOptions(weights_digest=DIGEST)
-        module._ranks[id(args)] = module.Rank(
+        module._ranks[id(args)] = module.OneRank(
             args, options, guard, lambda deadline_s: ChainStore(make_client(), guard, deadline_s)
         )
         self.executor = Executor(args, importlib.import_module("kvtier.clients.trtllm"))
@@ -120,7 +120,10 @@ def test_salts_and_adapters_are_kept_apart(executor: Callable[..., Executor]) ->
     assert engine.serve(PROMPT, cache_salt="anna") == 5 * BLOCK_TOKENS
     engine.settle()
     assert engine.serve(PROMPT, lora_task_id=1) == 0
+    engine.settle()
     assert engine.serve(PROMPT, lora_task_id=1) == 0, "an adapter's number is not its weights"
+    assert engine.serve(PROMPT, cache_salt="anna", multimodal_hashes=[[1] * 8]) == 0
+    assert engine.serve(PROMPT, cache_salt="anna", py_return_context_logits=True) == 0
 
 
 def test_what_is_promised_survives_the_daemon(
