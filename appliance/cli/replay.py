@@ -23,6 +23,7 @@ from ..core.options import PlannerOptions, WriteMode
 from ..observability.pictures import CannotDraw, check_target
 from ..replay import report
 from ..replay.chart import write_chart
+from ..replay.hints import Hints, with_hints
 from ..replay.outcomes import Outcome
 from ..replay.readers import read_trace
 from ..replay.setups import UNBOUNDED, ModelShape, Setup, choice_of, require_room, single_tier
@@ -141,6 +142,12 @@ def trace_options(command: Any) -> Any:
     metavar="SPEED[@LATENCY]",
     help="With --hosts: they fetch from each other, each sends and receives at SPEED, e.g. '2GB/s@5ms'.",
 )
+@click.option(
+    "--hints",
+    type=click.Choice(get_args(Hints)),
+    help="Sessions say after each request when they are back, or that they have ended: right, or off by a"
+    " factor and now and then wrong.",
+)
 @trace_options
 @click.option(
     "--chart", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture: .png, .svg or .html."
@@ -156,6 +163,7 @@ def replay(
     num_hosts: int | None,
     routes: Sequence[str],
     network: str | None,
+    hints: Hints | None,
     first: int | None,
     block_tokens: int,
     content_ids: bool,
@@ -178,6 +186,7 @@ def replay(
     Example:
       kvtier replay trace.jsonl.gz --policy lru --policy urgency --capacity 1%,5%,64GiB --chart hits.png
       kvtier replay trace.jsonl.gz --policy urgency --policy clairvoyant --policy unbounded
+      kvtier replay agents.jsonl.gz --policy urgency --hints clairvoyant
       kvtier replay trace.jsonl.gz --policy lru --policy urgency --model glm-5:fp8 --capacity 512GiB,1TiB
       kvtier replay monday.jsonl.gz --policy policy.yaml --tiers dram=256GiB,nvme=4TiB --json
     """
@@ -189,7 +198,7 @@ def replay(
             _refuse_mixtures(policies)
         sizes = [tier_sizes(text) for text in tiers]
         speeds = speeds_of(edges, edges_from, [ladder for ladder, _ in sizes])
-        trace = read(trace_path, block_tokens, content_ids, first)
+        trace = read(trace_path, block_tokens, content_ids, first, hints)
         if tiers:
             setups = _timed_setups(policies, list(zip(tiers, sizes, strict=True)), write, trace, shape)
             setups += [_with_store(setup, text) for text in stores for setup in setups]
@@ -289,8 +298,10 @@ def _draw(chart: Path, trace: Trace, outcomes: Sequence[Outcome]) -> None:
         raise Failed(f"cannot write {chart}: {error.strerror}") from error
 
 
-def read(path: Path, block_tokens: int, content_ids: bool, first: int | None) -> Trace:
-    """Read a trace with a bar of progress. Raises Failed."""
+def read(
+    path: Path, block_tokens: int, content_ids: bool, first: int | None, hints: Hints | None = None
+) -> Trace:
+    """Read a trace with a bar of progress; its sessions give `hints`. Raises Failed."""
     try:
         with _bar() as progress:
             task = progress.add_task(f"reading {path.name}", total=path.stat().st_size)
@@ -299,6 +310,7 @@ def read(path: Path, block_tokens: int, content_ids: bool, first: int | None) ->
             )
     except (TraceError, OSError) as error:
         raise Failed(str(error)) from error
+    trace = with_hints(trace, hints) if hints else trace
     return trace.stretch(0, min(first, trace.num_requests)) if first else trace
 
 
