@@ -48,10 +48,6 @@ class Group:
         """Return how many whole blocks `num_tokens` are."""
         return num_tokens // self.block_tokens
 
-    def blocks_between(self, table: Sequence[int], first_token: int, end_token: int) -> list[int]:
-        """Return the blocks of a request's `table` that hold the tokens from `first_token` to `end_token`."""
-        return list(table[first_token // self.block_tokens : -(-end_token // self.block_tokens)])
-
     def first_needed(self, num_tokens: int) -> int:
         """Return the first block that a token at `num_tokens` can see."""
         if not self.window_tokens:

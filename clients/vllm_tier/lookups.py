@@ -22,6 +22,10 @@ class TierLookups(AsyncLookupManager):  # type: ignore[misc]
         self._probe = probe
         super().__init__(tier_type)
 
+    def num_asked(self, request: str) -> int:
+        """Return how many chunks a request has asked for."""
+        return len(self._req_keys.get(request, ()))
+
     def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
         """Answer for the keys of one request, in the order in which the scheduler asked.
 

@@ -42,10 +42,14 @@ from .identity import host_device, identity_of
 from .lanes import WorkerLane
 from .lookups import TierLookups
 from .options import TierOptions
+from .room import RoomWait
 from .runs import group_of, hash_of, is_usable, runs_of, session_of
 from .transfers import Done, PrimaryPool, TierJob, TierTransfers
 
 LOST = "vllm:kv_offload_kvtier_lost"
+NO_ROOM = "NO_ROOM_IN_POOL"  # cause of a miss: found, and the pool had no row for as long as a request waits
+#: Of vLLM's pool, which it shows to no tier: how many rows are free, and how many may be evicted.
+OF_POOL = ("_get_num_free_chunks", "_num_evictable_cache_chunks")
 STOP_S = 15.0  # more than the deadlines of a running call together
 _logger = logging.getLogger("vllm." + __name__)  # where vLLM's logging is configured
 
@@ -82,6 +86,9 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             offloading_spec.config, self.block_size_bytes, self.options, vllm.__version__, _device()
         )
         self.guard = Guard(_logger.name)
+        self.room = RoomWait(self.options.wait_for_room_s)
+        self._pool: Any = None  # vLLM's; None: not known
+        self._loading: dict[int, str] = {}  # by job: the request that asked
         self._broken: list[JobResult] = []  # jobs that a defect of ours kept from their lane
         self._start(primary_kv_view)
         _logger.info(
@@ -115,7 +122,24 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
         found = self.lookups.lookup(key, req_context)
         if found is None:
             return LookupResult.RETRY
-        return LookupResult.HIT if found else LookupResult.MISS
+        return self._if_room(key, req_context.req_id) if found else LookupResult.MISS
+
+    def _if_room(self, key: OffloadKey, request: str) -> LookupResult:
+        """Return HIT where the pool has a row for a found chunk, RETRY while the request may wait for one."""
+        pool, num_kept = self._pool, self.room.num_kept(request, key)
+        if pool is None or pool._get_num_free_chunks() + pool._num_evictable_cache_chunks > num_kept:
+            return LookupResult.HIT
+        num_tokens = self.lookups.num_asked(request) * self.identity.chunk_tokens.get(0, 1)
+        if self.room.may_wait(request, num_tokens):
+            return LookupResult.RETRY
+        self.guard.count(NO_ROOM)
+        return LookupResult.MISS
+
+    @harmless(lambda *_: None)
+    def serve_external_requests(self, parent: Any) -> None:
+        """Learn where the primary pool is. A vLLM that hides it waits for no room."""
+        pool = getattr(getattr(parent, "_m", None), "primary_tier", None)
+        self._pool = pool if all(hasattr(pool, name) for name in OF_POOL) else None
 
     @harmless(lambda *_: RequestOffloadingContext())
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -126,20 +150,24 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget verdicts that only this request asked for."""
         self.lookups.cleanup(req_context.req_id)
+        self.room.forget(req_context.req_id)
 
     @harmless(lambda *_: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send the step's questions."""
         self.lookups.flush()
+        self.room.step_ended(context.new_req_ids)
 
     # ---------------------------------------------------------------------------------- transfers
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Queue a store; drop it, with a cause, when too many wait."""
+        self.room.offered(len(job_metadata.chunk_ids) * self.identity.chunk_tokens.get(0, 1))
         self._submit(self.store_lane, job_metadata, "STORE_QUEUE_FULL")
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Queue a load."""
+        self._loading[job_metadata.job_id] = job_metadata.req_context.req_id
         self._submit(self.load_lane, job_metadata, "LOAD_QUEUE_FULL")
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -200,6 +228,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
                 self.guard.count(cause, len(given.chunk_ids))
         except Exception:
             self.guard.defect(f"job {given.job_id}")
+            self._loading.pop(given.job_id, None)
             self._broken.append(JobResult(given.job_id, False))
 
     def _job(self, given: TransferJob) -> TierJob:
@@ -240,6 +269,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             yield JobResult(done.job.job_id, done.is_complete, None, done.duration_s, done.num_bytes)
         for done in self.load_lane.take_finished():
             self._forget_hits(done)
+            self.room.arrived(self._loading.pop(done.job.job_id), done.keys)
             keys = done.keys or None
             yield JobResult(done.job.job_id, done.is_complete, keys, done.duration_s, done.num_bytes)
 

@@ -14,12 +14,13 @@ class TierOptions(ChainOptions):
     name: str = "vllm-tier"
     offload: str = "chunk"  # "request": offer also blocks that were hits, so that a lost tier fills again
     on_reset: str = "forget"  # after reset_cache (weights updated?) never use what was stored before
+    wait_for_room_s: float = 5.0  # at most, by a request with chunks found and no room for them; 0: never
     max_waiting_fraction: float = 0.25  # of the primary pool's blocks, pinned by stores that wait
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "TierOptions":
         """Make options of the entry's keys (those of vLLM itself are taken out before)."""
-        return options_from(cls, settings, "a KvtierTier")
+        return options_from(cls, settings, "a KvtierTier", may_be_zero=("wait_for_room_s",))
 
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # super() does not know a dataclass with slots

@@ -266,6 +266,66 @@ def test_a_load_that_finds_nothing_is_a_miss_and_not_asked_again(make_engine: Ma
     assert f"{tier_module.LOST}:('GONE_BEFORE_LOAD',)" in stats.reduce()
 
 
+@pytest.fixture
+def crowded(
+    make_engine: MakeEngine,
+) -> Callable[..., tuple[Engine, Callable[[], None], ReqContext, list[Any]]]:
+    """Make an engine with 4 of 16 rows left: others load the rest; how they end; and a prompt of 10 chunks
+    that is stored below."""
+
+    def make(wait_s: float) -> tuple[Engine, Callable[[], None], ReqContext, list[Any]]:
+        config = offloading_config()
+        one, engine = make_engine(config), make_engine(config, wait_for_room_s=wait_s)
+        theirs, ours = keys_of(8, 12), keys_of(9, 10)
+        for number, keys in enumerate((theirs, ours)):
+            asked = request(one.manager, str(number), keys)
+            one.store(asked, keys, seed=number)
+            one.finish(asked)
+        loading = request(engine.manager, "loading", theirs)
+        assert engine.lookup(loading, theirs) == [LookupResult.HIT] * 12
+        engine.manager.prepare_load(theirs, loading)
+        asked = request(engine.manager, "asked", ours)
+        return engine, lambda: engine.manager.complete_load(theirs, loading), asked, ours
+
+    return make
+
+
+def test_a_request_waits_for_room(crowded: Any) -> None:
+    engine, end, asked, keys = crowded(WAIT_S)
+    wanted = [LookupResult.HIT] * 4 + [LookupResult.RETRY] * 6
+    engine.until(lambda: [engine.manager.lookup(key, asked) for key in keys] == wanted)
+    for _ in range(50):
+        engine.step()
+        assert [engine.manager.lookup(key, asked) for key in keys] == wanted
+    end()
+    assert engine.lookup(asked, keys) == [LookupResult.HIT] * 10
+    assert engine.tier.guard.causes == {}
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.05])
+def test_a_request_waits_no_longer(crowded: Any, wait_s: float) -> None:
+    engine, end, asked, keys = crowded(wait_s)
+    assert engine.lookup(asked, keys) == [LookupResult.HIT] * 4 + [LookupResult.MISS] * 6
+    assert set(engine.tier.guard.causes) == {tier_module.NO_ROOM}
+    end()
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.05])
+def test_a_prompt_larger_than_the_pool_is_found_in_part(make_engine: MakeEngine, wait_s: float) -> None:
+    """With a tier that always says yes each chunk would push out one before it, for ever."""
+    config = offloading_config()
+    one, engine = make_engine(config), make_engine(config, wait_for_room_s=wait_s)
+    keys = keys_of(11, NUM_CHUNKS + 4)
+    asked = request(one.manager, "a", keys)
+    for start in range(0, len(keys), 4):
+        one.store(asked, keys[start : start + 4], seed=start)
+    one.finish(asked)
+    again = request(engine.manager, "b", keys)
+    answers = engine.lookup(again, keys)
+    assert answers == [LookupResult.HIT] * NUM_CHUNKS + [LookupResult.MISS] * 4
+    engine.finish(again)
+
+
 def test_after_a_reset_nothing_from_before_is_found(make_engine: MakeEngine) -> None:
     config = offloading_config()
     engine, keeping = make_engine(config), make_engine(config, on_reset="keep")
