@@ -269,7 +269,9 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             yield JobResult(done.job.job_id, done.is_complete, None, done.duration_s, done.num_bytes)
         for done in self.load_lane.take_finished():
             self._forget_hits(done)
-            self.room.arrived(self._loading.pop(done.job.job_id), done.keys)
+            request = self._loading.pop(done.job.job_id, "")
+            if self.lookups.num_asked(request):  # it has not ended meanwhile
+                self.room.arrived(request, done.keys)
             keys = done.keys or None
             yield JobResult(done.job.job_id, done.is_complete, keys, done.duration_s, done.num_bytes)
 
