@@ -111,7 +111,9 @@ def run(python: Path, version: str, rows: Sequence[Row]) -> list[Cell]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         wanted = list(dict.fromkeys(node for names in nodes.values() for node in names))
-        ended = pytest(f"--junitxml={report}", "-o", "junit_family=xunit1", *wanted) if wanted else collected
+        # Its own folder: pytest deletes those of earlier runs, this one among them when others run meanwhile.
+        options = (f"--junitxml={report}", "-o", "junit_family=xunit1", f"--basetemp={folder}/t")
+        ended = pytest(*options, *wanted) if wanted else collected
         if ended.returncode:
             print(ended.stdout[-4000:], flush=True)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
