@@ -17,16 +17,15 @@ import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from ..tiers.base import CopyError
 from ..tiers.block import Tier
 from .backends import PlannerPort, TierBackends
 from .core.events import (
     AcquireAbandoned,
     AcquireRequested,
     ClientGone,
+    CommitRequested,
     CopyFinished,
     Event,
     SegmentFreed,
@@ -51,16 +50,15 @@ from .core.instructions import (
 from .core.results import AcquireResult, Refusal, Result
 from .event_log import EventLog
 from .replies import Replies
+from .store_tasks import StoreTasks
 from .transfer.fair_queue import BandwidthShares
 from .transfer.mover import Mover
 
 log = logging.getLogger(__name__)
 
 MAX_TICK_DELAY_S = 0.1
-STORE_RETRY_S, MAX_STORE_RETRY_S = 1.0, 60.0  # between two tries of a call of the store that failed
 TURNS_TO_ANSWER = 3  # of the loop, that a result takes to its connection where it comes as a future
 
-R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -99,17 +97,16 @@ class Appliance:
         #: began); twice with one that is done in two halves.
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
         self._store, self._log_tier = backends.store, backends.ladder.log_tier
-        # One thread: what is done to segments and namespaces is done in the order it was asked for.
-        self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
-        self.num_store_tasks = 0  # calls of the store that have not ended
-        self.num_store_tasks_done = 0  # that have
+        self.store_tasks = StoreTasks(self._loop, self.counters, self._lose_store, self._regain_store)
         self.num_ticks = 0  # deadlines of the planner that were kept
         self._num_namespaces_storing = 0
-        self._num_store_failures = 0  # calls that have not succeeded since
         self._pending: deque[Event] = deque()
         self._stepping = False
         self._half_done: tuple[Event, float] | None = None  # the step with a second half due, its begin
         self._is_finish_due = False
+        self._asking = 0  # number of the call with an answer that is returned, not sent
+        self._is_fresh = False  # whether an event of a put came since the last turn of the loop
+        self._num_turns = 0  # of the loop, until all answers of the last steps are sent
         self._numbers = itertools.count(1)
         self._sinks: dict[int, Callable[[Result], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -138,6 +135,8 @@ class Appliance:
 
     def _finish(self, num_turns: int) -> None:
         """On the loop, so many turns from now: do what was left over until answers were sent."""
+        if self._is_fresh and self.planner.may_put_off:  # a client may have sent its next put already
+            self._is_fresh, num_turns = False, num_turns + 1
         if num_turns:
             self._loop.call_soon(self._finish, num_turns - 1)
             return
@@ -169,20 +168,26 @@ class Appliance:
             self._arm_timer()
         elif not self._is_finish_due:  # which sees to the timer, too
             self._is_finish_due = True
-            self._loop.call_soon(self._finish, TURNS_TO_ANSWER)
+            self._loop.call_soon(self._finish, self._num_turns)
+            self._num_turns = 0
 
     def _take_in(self, event: Event) -> None:
         """Run one step: the answers of what landed first.
 
         What else follows from it waits until the answers are sent, or another event comes.
         """
-        self._finish_half()
+        kind = type(event)
+        is_of_put = kind is CopyFinished or kind is CommitRequested
+        if not (is_of_put and self.planner.may_put_off):
+            self._finish_half()
         now = self.clock()
         if self.tap is not None:
             self.tap(event, now)
-        is_whole = type(event) is not CopyFinished
-        instructions = self.planner.handle(event, now) if is_whole else self.planner.answer(event, now)
-        self._half_done = None if is_whole else (event, now)
+        if is_of_put:
+            self._half_done, self._is_fresh = (event, now), True
+            instructions = self.planner.answer(event, now)
+        else:
+            instructions = self.planner.handle(event, now)
         self._carry_out(event, instructions, now)
 
     def _finish_half(self) -> None:
@@ -204,7 +209,9 @@ class Appliance:
         call = next(self._numbers)
         answers: list[Result] = []
         self._sinks[call] = answers.append
+        self._asking = call
         self.step(build(call))
+        self._asking = 0
         if answers:
             return answers[0]
         future: asyncio.Future[Result] = self._loop.create_future()
@@ -261,6 +268,8 @@ class Appliance:
             del self._sinks[reply.call]
         if isinstance(reply.result, Refusal):
             self.counters[f"refused_{reply.result.reason.lower()}"] += 1
+        if reply.call != self._asking:
+            self._num_turns = TURNS_TO_ANSWER
         sink(reply.result)
 
     def _publish(self, publish: Publish) -> None:
@@ -274,7 +283,7 @@ class Appliance:
     def _seal(self, instruction: SealSegment) -> None:
         """A segment that cannot be sealed still serves its records; only a restart has to scan it."""
         assert self._store is not None
-        self._run_store_task("seal", self._store.seal, instruction.segment, self._sealed)
+        self.store_tasks.run("seal", self._store.seal, instruction.segment, self._sealed)
 
     def _sealed(self, well: bool) -> None:
         self.counters["segments_sealed" if well else "segments_suspect"] += 1
@@ -282,23 +291,24 @@ class Appliance:
     def _free(self, instruction: FreeSegment) -> None:
         assert self._store is not None
         segment = instruction.segment
-        self._run_store_task("free", self._store.free, segment, lambda _: self.step(SegmentFreed(segment)))
+        self.store_tasks.run("free", self._store.free, segment, lambda _: self.step(SegmentFreed(segment)))
 
     def _give_back(self, instruction: GiveBack) -> None:
         engine: Any = self.engines[instruction.tier]  # only tiers that can are ever asked to shrink
-        self._run_store_task("give_back", engine.give_back, instruction.number, lambda _: None)
+        self.store_tasks.run("give_back", engine.give_back, instruction.number, lambda _: None)
 
     async def resize_store(self, num_segments: int) -> None:
         """Resize the cold store to so many segment files. Raises what the store raises."""
         assert self._store is not None
-        await asyncio.wrap_future(self._store_thread.submit(self._store.resize, num_segments))
+        store = self._store
+        await self.store_tasks.keep(lambda: store.resize(num_segments))
 
     async def keep_store(self, call: Callable[[], T]) -> T:
         """Run a blocking call of the cold store in its thread, after what it was asked before.
 
         Raises what the call raises.
         """
-        return await asyncio.wrap_future(self._store_thread.submit(call))
+        return await self.store_tasks.keep(call)
 
     def _store_namespace(self, instruction: StoreNamespace) -> None:
         """Store a namespace. Copies into the store wait meanwhile: its records must come later."""
@@ -306,66 +316,26 @@ class Appliance:
         self._num_namespaces_storing += 1
         self.mover.hold(self._log_tier)
         store = self._store.store_namespace
-        self._run_store_task("store_namespace", store, instruction.identity, self._namespace_stored)
+        self.store_tasks.run("store_namespace", store, instruction.identity, self._namespace_stored)
 
     def _forget_namespace(self, instruction: ForgetNamespace) -> None:
         assert self._store is not None
         forget = self._store.forget_namespace
-        self._run_store_task("forget_namespace", forget, instruction.identity, lambda _: None)
+        self.store_tasks.run("forget_namespace", forget, instruction.identity, lambda _: None)
 
     def _namespace_stored(self, _: None) -> None:
         self._num_namespaces_storing -= 1
         if self._num_namespaces_storing == 0:
             self.mover.resume(self._log_tier)
 
-    def _run_store_task(
-        self, verb: str, function: Callable[[Any], R], argument: object, then: Callable[[R], None]
-    ) -> None:
-        """Run a blocking call of the store in its thread, `then` the rest on the loop.
+    def _lose_store(self, reason: str) -> None:
+        self.lose_tier(self._log_tier, reason)
 
-        A store that cannot write its metadata is offline until it can: the call that failed is repeated,
-        ever more rarely. Whatever waited for it meanwhile fails by itself, which is how the planner learns
-        of each copy. A defect is not repeated.
-        """
-        delay_s = STORE_RETRY_S
-        is_repeated = False
-
-        def begin() -> None:
-            if self._stopped:
-                return
-            self.num_store_tasks += 1
-            future = self._store_thread.submit(function, argument)
-            future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(done, future))
-
-        def done(future: "Future[R]") -> None:
-            nonlocal delay_s, is_repeated
-            self.num_store_tasks -= 1
-            self.num_store_tasks_done += 1
-            failure = future.exception()
-            if failure is None:
-                then(future.result())
-                if is_repeated:
-                    self._repeated_well()
-                return
-            log.error("cold store: %s(%s) failed", verb, argument, exc_info=failure)
-            self.counters[f"{verb}_failed"] += 1
-            if not is_repeated:
-                self._num_store_failures += 1
-                self.lose_tier(self._log_tier, f"{verb} failed: {failure}")
-            if isinstance(failure, CopyError):
-                is_repeated = True
-                self._loop.call_later(delay_s, begin)
-                delay_s = min(2 * delay_s, MAX_STORE_RETRY_S)
-
-        begin()
-
-    def _repeated_well(self) -> None:
-        """Take the cold store back when the last of the calls that failed has succeeded."""
-        self._num_store_failures -= 1
-        if self._num_store_failures == 0:
-            log.info("tier %s is back", self._log_tier.label)
-            self.mover.admit(self._log_tier)
-            self.step(TierLost(self._log_tier, False, "its metadata can be written again"))
+    def _regain_store(self) -> None:
+        """Take the cold store back: the last of the calls that failed has succeeded."""
+        log.info("tier %s is back", self._log_tier.label)
+        self.mover.admit(self._log_tier)
+        self.step(TierLost(self._log_tier, False, "its metadata can be written again"))
 
     def lose_tier(self, tier: Tier, reason: str) -> None:
         """Copy nothing into a tier from now on; what it held is a miss."""
@@ -418,20 +388,20 @@ class Appliance:
             deadline = self.planner.next_deadline()
             if self.mover.is_busy:
                 await self.mover.idle()
-            elif self.num_store_tasks:
-                await asyncio.wrap_future(self._store_thread.submit(lambda: None))
+            elif self.store_tasks.num_running:
+                await self.store_tasks.keep(lambda: None)
             elif deadline is None or deadline > self.clock():
                 return
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
         """Wait for copies in flight, then close every tier. Idempotent."""
-        self._stopped = True
+        self._stopped = self.store_tasks.is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
         await self.mover.stop()
         self._run(to_the_end=True)
-        await asyncio.to_thread(self._store_thread.shutdown)
+        await asyncio.to_thread(self.store_tasks.thread.shutdown)
         for engine in self.engines.values():
             await asyncio.to_thread(engine.close)
         self.events.close()

@@ -30,6 +30,11 @@ class PlannerPort(Protocol):
         """Do the second half; return its instructions."""
         ...
 
+    @property
+    def may_put_off(self) -> bool:
+        """Whether `follow_up` may wait until other puts were answered."""
+        ...
+
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest."""
         ...

@@ -11,7 +11,7 @@ on the events of that domain only, so that they say nothing of other tenants.
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..tiers.block import HASH_BYTES, Tier
 from .core.catalog.catalog import NamespaceEntry
@@ -25,8 +25,7 @@ UNKNOWN = ":"  # no isolation domain has this name
 MAX_DOMAIN_EVENTS = 8_192  # the same, of one isolation domain that a tenant watches
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEvent:
+class BlockEvent(NamedTuple):
     """Something happened to blocks of one namespace."""
 
     sequence: int

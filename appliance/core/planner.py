@@ -67,6 +67,10 @@ if TYPE_CHECKING:
     from ...tiers.cold.recovery import RecoveredStore
 
 
+MAX_PUT_OFF = 16  # events of puts that are answered before anything follows from them: 0.3 ms
+_OF_PUTS = (ev.CommitRequested, ev.CopyFinished)
+
+
 class Planner:
     """Decides everything. Single-threaded: its owner calls it from one place."""
 
@@ -126,8 +130,8 @@ class Planner:
         self.changes = Changes(core, residency, self.pressure.victims, self.resizing, self.pins, listeners)
         self.requests.namespaces_in_use = self._namespaces_in_use
         self._handlers = self._handler_table()
-        self._is_follow_up_due = False  # an event was answered, and nothing followed from it yet
-        self._is_tick = False  # whether it was a Tick
+        self._due_after: type | None = None  # class of an event of which only `answer` was asked yet
+        self._num_put_off = 0  # events before it, too
 
     def _answer_requests(self) -> None:
         """Make the parts that answer requests."""
@@ -192,8 +196,8 @@ class Planner:
     def answer(self, event: ev.Event, now: float) -> list[Instruction]:
         """Do the first half of `handle`: what callers wait for.
         For a shell that sends answers before it asks for the second half, `follow_up`, which otherwise comes
-        with the next event: a get is answered when its load landed, before evictions and policies. The
-        decisions are those of `handle`."""
+        with the next event: a get is answered when its load landed, before evictions and policies. Of small
+        puts one behind the other several may be answered first (`may_put_off`)."""
         self._answer(event, now)
         return self.core.outbox.take()
 
@@ -203,51 +207,45 @@ class Planner:
         return self.core.outbox.take()
 
     def _answer(self, event: ev.Event, now: float) -> None:
-        if self._is_follow_up_due:
+        kind = type(event)
+        if kind in _OF_PUTS and self._due_after in _OF_PUTS and self.may_put_off:
+            self._num_put_off += 1
+        else:
             self._follow_up()
         self.core.now = max(self.core.now, now)
-        kind = type(event)
-        self._is_follow_up_due, self._is_tick = True, kind is ev.Tick
+        self._due_after = kind
         self._handlers[kind](event)
+
+    @property
+    def may_put_off(self) -> bool:
+        """Whether what follows from puts may wait until more of them were answered."""
+        return self._num_put_off < MAX_PUT_OFF and not (self.writes.is_behind or len(self.waiting))
 
     def _follow_up(self) -> None:
         """Do what follows from the last event, in this order; nothing when that was done."""
-        if not self._is_follow_up_due:
+        after, self._due_after = self._due_after, None
+        if after is None:
             return
-        self._is_follow_up_due = False
+        self._num_put_off = 0
         self.writes.conclude()
-        self._make_room()
-        self._continue_administration()
-        if len(self.waiting):
-            self.waiting.retry(self._is_tick)
-            self.writes.conclude()
-        self._bring_up()
-        self.ahead.idle()
-        self.exports.run()
-        self.reads.report()
-
-    def _make_room(self) -> None:
-        """Bring the tiers to their watermarks; copy down what was put; keep cold segments free."""
         self.pressure.relieve()
         self.ahead.spill()
         self.pressure.carry_on()
-
-    def _continue_administration(self) -> None:
-        """Continue what takes many steps: a change of size, an erasure, an eviction by hand."""
         if self.resizing.is_active:
             self.resizing.run()
-        self.erasing.run()
-        self.evicting.run()
-        self.sessions.run()
-        self.dirty.run()
-        self.fetches.run()
-
-    def _bring_up(self) -> None:
-        """Promote and prefetch, unless requests wait for room."""
+        for administration in (self.erasing, self.evicting, self.sessions, self.dirty, self.fetches):
+            administration.run()
         is_crowded = len(self.waiting) > 0
+        if is_crowded:
+            self.waiting.retry(after is ev.Tick)
+            self.writes.conclude()
+            is_crowded = len(self.waiting) > 0
         if not is_crowded:
             self.promotions.run()
         self.prefetching.run(is_crowded)
+        self.ahead.idle()
+        self.exports.run()
+        self.reads.report()
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | Refusal:
         """How much of a chain is stored, where, and how long loading it takes. Changes nothing."""

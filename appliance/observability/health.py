@@ -58,5 +58,5 @@ def health_checks(appliance: Appliance, now: float) -> Iterator[HealthCheck]:
         name = f"copies {edge.source}>{edge.target}"
         has_work = edge.num_in_flight > 0 or edge.num_queued > 0
         yield HealthCheck(name, has_work, edge.num_copies + edge.num_failed, COPY_PATIENCE_S)
-    has_work = appliance.num_store_tasks > 0
-    yield HealthCheck("cold store", has_work, appliance.num_store_tasks_done, STORE_PATIENCE_S)
+    has_work = appliance.store_tasks.num_running > 0
+    yield HealthCheck("cold store", has_work, appliance.store_tasks.num_done, STORE_PATIENCE_S)

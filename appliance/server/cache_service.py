@@ -340,7 +340,7 @@ class CacheService:
             if request.reservation_id:
                 raise error("BAD_REQUEST", "give a reservation_id or `reserve`, not both")
             build = self.reservation(caller, client, request.reserve)
-            identity = self.identity_of(caller, request.reserve.namespace_id)
+            identity = self.planner.catalog.namespaces[request.reserve.namespace_id].identity
             num_blocks = len(request.reserve.prefix_hashes) // HASH_BYTES
             spans = checks.spans_of_blocks(spans, num_blocks, identity.geometry)
         elif not request.reservation_id:

@@ -148,6 +148,18 @@ class EdgeQueue:
         key = (int(copy.urgency), copy.deadline_at, label.group, next(sequence))
         return CopyBatch(key, self.shares.tenant(label.namespace_id), job, start, stop, num_bytes)
 
+    def count(
+        self, outcomes: Sequence[CopyOutcome], tenant: str, began_at: float, ended_at: float, num_bytes: int
+    ) -> bool:
+        """Count what was copied of `num_bytes` of a tenant; return whether the edge's estimates changed."""
+        num_failed = sum([outcome.cause is not None for outcome in outcomes])
+        self.num_copies += len(outcomes) - num_failed
+        self.num_failed += num_failed
+        moved_bytes = 0 if num_failed else num_bytes
+        self.bytes_of_tenant[tenant] += moved_bytes
+        self.seconds.observe(ended_at - began_at)
+        return self.meter.ended(began_at, ended_at, moved_bytes)
+
     def put_back(self, batches: Sequence[CopyBatch]) -> None:
         """Queue batches that were taken, each where its copy's urgency and deadline put it now."""
         for batch in batches:

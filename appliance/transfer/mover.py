@@ -11,11 +11,11 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from ...tiers.base import Cause, CopyOutcome
+from ...tiers.base import Cause, CopyItem, CopyOutcome
 from ...tiers.block import Tier
 from ..core.events import CopyFinished, EdgeMeasured, Event
 from ..core.instructions import CancelCopy, Copy, HastenCopy
@@ -90,16 +90,21 @@ class Mover:
         lane = self._lanes[edge]
         assert copy.items
         assert copy.copy not in self._jobs
+        route = self._route(edge, copy.client)
+        is_refused = route is None or copy.target in self._refused
+        if route is not None and route.inline is not None and not is_refused:
+            num_bytes = bytes_of(copy.items)
+            if self._is_short(num_bytes, copy):
+                self._run_inline(lane, copy, route.inline, num_bytes)
+                return
         job = QueuedCopy(copy, [CopyOutcome(Cause.CANCELLED)] * len(copy.items))
         self._jobs[copy.copy] = job
         self._idle.clear()
-        route = self._route(edge, copy.client)
-        if route is None or copy.target in self._refused:
-            # Without a route the client died while the planner was deciding.
+        if route is None or is_refused:  # without a route the client died while the planner was deciding
             cause = Cause.SOURCE_GONE if route is None else Cause.TIER_OFFLINE
             job.num_open = 1
             self._end(lane, lane.batch(job, 0, len(copy.items), 0, self._sequence), cause)
-        elif not self._run_inline(lane, job, route):
+        else:
             is_in_turns = self._takes_turns and route.inline is not None
             lane.enqueue(job, self._sequence, TURN_BYTES if is_in_turns else route.batch_bytes)
             self._fill(lane)
@@ -225,17 +230,21 @@ class Mover:
         routes = self._stagings.get(client)
         return None if routes is None else routes[edge.target]
 
-    def _run_inline(self, lane: EdgeQueue, job: QueuedCopy, route: Route) -> bool:
-        """Copy a short job here and now; False when it is not short."""
-        items = job.copy.items
-        num_bytes = sum([item.label.raw_length for item in items])  # a generator takes a call each
-        if route.inline is None or num_bytes > self._inline_bytes:
-            return False
-        batch = lane.batch(job, 0, len(items), num_bytes, self._sequence)
-        job.num_open = 1
-        self._begin(lane, batch)
-        self._settle(lane, batch, route.inline(items), self._clock())
-        return True
+    def _is_short(self, num_bytes: int, copy: Copy) -> bool:
+        """Whether a copy may run at once: also one fragment that would have a turn of the loop for itself."""
+        most = MAX_TURN_BYTES if self._takes_turns and len(copy.items) == 1 else self._inline_bytes
+        return num_bytes <= most
+
+    def _run_inline(self, lane: EdgeQueue, copy: Copy, run: Inline, num_bytes: int) -> None:
+        """Copy here and now, without a queue: for small puts its books cost more than the copy."""
+        began_at = self._clock()
+        lane.meter.began(began_at)
+        outcomes = run(copy.items)
+        ended_at = self._clock()
+        tenant = self.shares.tenant(copy.items[0].label.namespace_id)
+        if lane.count(outcomes, tenant, began_at, ended_at, num_bytes):
+            self._report(lane, ended_at)
+        self._deliver(CopyFinished(copy.copy, outcomes))
 
     def _fill(self, lane: EdgeQueue) -> None:
         """Start queued batches while the lane has room."""
@@ -295,13 +304,7 @@ class Mover:
         assert len(outcomes) == batch.stop - batch.start
         lane.num_in_flight -= 1
         batch.job.outcomes[batch.start : batch.stop] = outcomes
-        landed = sum([outcome.cause is None for outcome in outcomes])
-        lane.num_copies += landed
-        lane.num_failed += len(outcomes) - landed
-        num_bytes = batch.num_bytes if landed == len(outcomes) else 0
-        lane.bytes_of_tenant[batch.tenant] += num_bytes
-        lane.seconds.observe(ended_at - batch.began_at)
-        if lane.meter.ended(batch.began_at, ended_at, num_bytes):
+        if lane.count(outcomes, batch.tenant, batch.began_at, ended_at, batch.num_bytes):
             self._report(lane, ended_at)
         self._close(batch.job)
 
@@ -328,6 +331,11 @@ class Mover:
             lane.measured_at = now
             meter = lane.meter
             self._deliver(EdgeMeasured(source, target, meter.bandwidth_bytes_per_s, meter.latency_s))
+
+
+def bytes_of(items: Sequence[CopyItem]) -> int:
+    """Return the raw bytes of items."""
+    return sum([item.label.raw_length for item in items])  # a generator takes a call each
 
 
 def num_processors() -> int:

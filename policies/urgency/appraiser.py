@@ -259,44 +259,45 @@ class Appraiser:
     def advance(self, now: float) -> None:
         """Move stretches that outlived an age bin to the next one, each with an observation.
 
-        After a long silence there are many: the calls that follow do the rest.
+        After a long silence there are many: the calls that follow do the rest. `_observe` is written out:
+        every put outlives a dozen bins, and each of them took ten calls.
         """
-        serials, used_at = self._stretches.serial, self._stretches.used_at
+        stretches, seen, agenda = self._stretches, self._seen, self._agenda
+        serials, used_at, bins, freshness = (
+            stretches.serial,
+            stretches.used_at,
+            stretches.bin,
+            stretches.freshness,
+        )
         num_left = MAX_MOVES
-        for number, queue in enumerate(self._agenda):
+        for number, queue in enumerate(agenda):
             if not queue:
                 continue
             latest = now - _ENDS_S[number]
+            following = agenda[number + 1] if number + 1 < NUM_BINS else None
             while queue and num_left:
                 stretch = queue[1]
                 if serials[stretch] == queue[0]:
                     if used_at[stretch] > latest:
                         break
-                    self._outlive(stretch, number)
+                    if bins[stretch] <= number:
+                        start = stretch * DESCRIPTION
+                        seen.descriptions.extend(stretches.descriptions[start : start + DESCRIPTION])
+                        seen.bins.append(number)
+                        seen.uses.append(0.0)
+                        num_blocks = stretches.num_rows[stretch] + stretches.num_ghosts[stretch]
+                        weight = num_blocks if num_blocks < MAX_WEIGHT_BLOCKS else MAX_WEIGHT_BLOCKS
+                        seen.weights.append(_WEIGHTS[weight])
+                        bins[stretch] = number + 1
+                    if following is not None:
+                        following.extend((queue[0], stretch))
+                    # Its prices reach a bin further; what was learned meanwhile is worth 0.2 points of hits.
+                    if freshness[stretch] == PRICED:
+                        freshness[stretch] = OUTDATED
                 queue.popleft()
                 queue.popleft()
                 num_left -= 1
         self.learn()
-
-    def _outlive(self, stretch: int, number: int) -> None:
-        """Add the observation that a stretch outlived a bin, and schedule the next one.
-
-        `_observe` written out: every put outlives a dozen bins, and each of them took nine calls.
-        """
-        stretches = self._stretches
-        if stretches.bin[stretch] <= number:
-            seen, start = self._seen, stretch * DESCRIPTION
-            seen.descriptions.extend(stretches.descriptions[start : start + DESCRIPTION])
-            seen.bins.append(number)
-            seen.uses.append(0.0)
-            num_blocks = stretches.num_rows[stretch] + stretches.num_ghosts[stretch]
-            seen.weights.append(_WEIGHTS[num_blocks if num_blocks < MAX_WEIGHT_BLOCKS else MAX_WEIGHT_BLOCKS])
-            stretches.bin[stretch] = number + 1
-        if number + 1 < NUM_BINS:
-            self._agenda[number + 1].extend((stretches.serial[stretch], stretch))
-        # Its prices reach a bin further, but what was learned meanwhile is worth 0.2 points of hits.
-        if stretches.freshness[stretch] == PRICED:
-            stretches.freshness[stretch] = OUTDATED
 
     def learn(self) -> None:
         """Learn from what was observed, once it is a batch."""

@@ -62,6 +62,7 @@ class ScriptedPlanner:
         return self.rest.popleft() if self.rest else []
 
     is_busy = False
+    may_put_off = False
 
     def next_deadline(self) -> float | None:
         return self.deadline
@@ -350,7 +351,7 @@ def test_a_store_that_failed_is_asked_again_and_comes_back(
     verb: str, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     """One failed append to the manifest took nvme offline until a restart."""
-    monkeypatch.setattr("kvtier.appliance.appliance.STORE_RETRY_S", 0.001)
+    monkeypatch.setattr("kvtier.appliance.store_tasks.STORE_RETRY_S", 0.001)
 
     async def main() -> None:
         recorder = Recorder()

@@ -177,14 +177,21 @@ class Daemon:
             return
         world = self.world
         world.note(type(event).__name__, *_detail(event))
-        if check is None and (world.seed % 2 or not isinstance(event, ev.CopyFinished)):
+        if check is None and (world.seed % 2 or not isinstance(event, ev.CopyFinished | ev.CommitRequested)):
             self._carry_out(event, self.planner.handle(event, world.now))
         else:  # as the daemon does: others hear of what landed after its answers are out
             self._carry_out(event, self.planner.answer(event, world.now))
             if check is not None:
                 check()
-            self._carry_out(event, self.planner.follow_up())
+            if check is None and world.seed % 4:
+                world.after(TICK_S, self._follow_up, event)  # or later puts are answered first
+            else:
+                self._carry_out(event, self.planner.follow_up())
         self.oracle.after_step()
+
+    def _follow_up(self, event: ev.Event) -> None:
+        if self.is_alive:
+            self._carry_out(event, self.planner.follow_up())
 
     def _carry_out(self, event: ev.Event, instructions: list[Instruction]) -> None:
         world = self.world

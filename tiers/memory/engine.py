@@ -233,21 +233,25 @@ class ExtentEngine:
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
         """Publish many fragments: `publish` for each, extent by extent."""
         assert self._published.keys().isdisjoint(places), "published twice"
-        numbers = [extent_of(min(places))]  # nearly always all are in one extent
-        if extent_of(max(places)) != numbers[0]:
-            numbers = [extent_of(place) for place in places]
+        first = extent_of(min(places))
+        if extent_of(max(places)) == first:  # nearly always
+            self._publish_in(first, list(places), list(labels))
+            return
+        numbers = [extent_of(place) for place in places]
         for number in dict.fromkeys(numbers):
-            which = [i for i, of in enumerate(numbers) if of == number] if len(numbers) > 1 else None
-            mine = list(places) if which is None else [places[i] for i in which]
-            named = list(labels) if which is None else [labels[i] for i in which]
-            first_place = place_of(number, 0)
-            slots = [place - first_place for place in mine]
-            slot_bytes = self._room.slot_bytes_of(mine[0])
-            tags = self._extent(number).headers.fill_run(slots, named, slot_bytes)
-            self._published.update(zip(mine, tags, strict=True))
-            index = self._index_of_extent.get(number) or self._index_of(number)
-            if index is not None:
-                index.insert_run(tags, place_of(self.first_extent + number, 0), slots)
+            which = [i for i, of in enumerate(numbers) if of == number]
+            self._publish_in(number, [places[i] for i in which], [labels[i] for i in which])
+
+    def _publish_in(self, number: int, places: list[int], labels: list[FragmentLabel]) -> None:
+        """Publish fragments of one extent."""
+        first_place = place_of(number, 0)
+        slots = [place - first_place for place in places]
+        slot_bytes = self._room.slot_bytes_of(places[0])
+        tags = self._extent(number).headers.fill_run(slots, labels, slot_bytes)
+        self._published.update(zip(places, tags, strict=True))
+        index = self._index_of_extent.get(number) or self._index_of(number)
+        if index is not None:
+            index.insert_run(tags, place_of(self.first_extent + number, 0), slots)
 
     def retract(self, place: int) -> None:
         """Make the generation of `place` odd and take it out of the index. No effect when it is."""

@@ -22,6 +22,7 @@ from .usage import Usage
 from .waiting import Waiting
 
 _LENGTH = itemgetter(1)  # of a span
+MAX_UNTOLD = 16  # blocks of puts that were answered, and that sessions and policies have not heard of
 
 
 class WriteRequests:
@@ -133,6 +134,11 @@ class WriteRequests:
             job = self._answered.pop(0)
             self._tell(job)  # its rows are still kept, so they are still these blocks
             job.let_go()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `conclude` has much to tell."""
+        return sum([len(job.rows) for job in self._answered]) > MAX_UNTOLD
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do."""

@@ -1,0 +1,90 @@
+"""StoreTasks: calls of the cold store that block, in a thread, one after the other.
+
+One thread: what is done to segments and namespaces is done in the order it was asked for. A store that
+cannot write its metadata is offline until it can: the call that failed is repeated, ever more rarely.
+Whatever waited for it meanwhile fails by itself, which is how the planner learns of each copy. A defect is
+not repeated.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from ..tiers.base import CopyError
+
+log = logging.getLogger(__name__)
+
+STORE_RETRY_S, MAX_STORE_RETRY_S = 1.0, 60.0  # between two tries of a call that failed
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class StoreTasks:
+    """Owned by the event loop.
+
+    `on_lost` is called with the reason when a call fails for the first time, `on_back` when the last of those
+    that failed has succeeded.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        counters: Counter[str],
+        on_lost: Callable[[str], None],
+        on_back: Callable[[], None],
+    ) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
+        self.num_running = 0  # calls that have not ended
+        self.num_done = 0  # that have
+        self.is_stopped = False
+        self._loop = loop
+        self._counters = counters
+        self._on_lost, self._on_back = on_lost, on_back
+        self._num_failures = 0  # calls that have not succeeded since
+
+    async def keep(self, call: Callable[[], T]) -> T:
+        """Run a call after what was asked before. Raises what the call raises."""
+        return await asyncio.wrap_future(self.thread.submit(call))
+
+    def run(self, verb: str, function: Callable[[T], R], argument: T, then: Callable[[R], None]) -> None:
+        """Run a call in the thread, `then` the rest on the loop."""
+        delay_s = STORE_RETRY_S
+        is_repeated = False
+
+        def begin() -> None:
+            if self.is_stopped:
+                return
+            self.num_running += 1
+            future = self.thread.submit(function, argument)
+            future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(done, future))
+
+        def done(future: "Future[R]") -> None:
+            nonlocal delay_s, is_repeated
+            self.num_running -= 1
+            self.num_done += 1
+            failure = future.exception()
+            if failure is None:
+                then(future.result())
+                if is_repeated:
+                    self._repeated_well()
+                return
+            log.error("cold store: %s(%s) failed", verb, argument, exc_info=failure)
+            self._counters[f"{verb}_failed"] += 1
+            if not is_repeated:
+                self._num_failures += 1
+                self._on_lost(f"{verb} failed: {failure}")
+            if isinstance(failure, CopyError):
+                is_repeated = True
+                self._loop.call_later(delay_s, begin)
+                delay_s = min(2 * delay_s, MAX_STORE_RETRY_S)
+
+        begin()
+
+    def _repeated_well(self) -> None:
+        self._num_failures -= 1
+        if self._num_failures == 0:
+            self._on_back()
