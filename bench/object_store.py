@@ -13,7 +13,7 @@ store; chains are new in every round, and the contenders take turns.
              are put with `share: off`
 
 Lookups are one at a time: the slowest of a hundred says how long a step of the daemon's event loop holds
-others up.
+others up. The steps themselves are timed inside the daemons (bench/loop_steps), from the first export on.
 """
 
 import argparse
@@ -46,6 +46,7 @@ from tests.daemon import PATIENT, Daemon
 from tests.sources.objects.gateway import Cluster, gateway
 
 MIB = 1 << 20
+LOOP_STEPS = Path(__file__).parent / "loop_steps"
 NUM_THREADS = 8  # requests in flight of a daemon, too
 #: As a model of 8 billion parameters has it: 128 KiB a token. Bundles of 32 MiB, 16 layer groups of 2 MiB.
 GEOMETRY = Geometry(
@@ -57,6 +58,7 @@ BUNDLE_BYTES = BUNDLE_BLOCKS * GEOMETRY.block_bytes
 DEADLINE_S = 120.0
 LARGE_DISK = "[osd]\nbluestore block size = 17179869184\n"  # nothing is deleted between rounds
 SECONDS = 2.0  # of local calls in a round
+HOLD_S = 0.005  # no step may take longer
 PUT_S = 0.5  # between the puts beside them
 
 
@@ -322,6 +324,19 @@ def measure(bench: Bench, num_rounds: int, cluster: Cluster | None) -> list[Row]
     ]
 
 
+def long_steps(path: Path, since: float) -> str:
+    """Return what steps of the daemons' event loops after `since` say, in words."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    num_steps = {line["pid"]: line["num_steps"] for line in lines if "num_steps" in line}
+    steps = sorted(
+        (one for one in lines if "cpu_s" in one and one["at"] > since), key=lambda one: -one["cpu_s"]
+    )
+    num_long = sum(one["cpu_s"] > HOLD_S for one in steps)
+    words = [f"{one['cpu_s'] * 1e3:.1f} ms ({one['seconds'] * 1e3:.1f}) {one['what']}" for one in steps[:5]]
+    told = f"{num_long} of {sum(num_steps.values())} steps of the event loops took the processor above 5 ms"
+    return "\n  ".join([f"{told}; the longest, and their time on the clock:", *words])
+
+
 def in_turn(number: int, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
     """Run both, the other one first in every second round."""
     if number % 2:
@@ -354,9 +369,13 @@ def main() -> int:
         patient = StoreLimits(connect_s=10.0, idle_s=60.0, request_s=DEADLINE_S)
         store = ObjectStore(url, limits=patient)  # a busy gateway is slow, not gone
         pool_bytes = 6 * arguments.bundles * BUNDLE_BYTES
+        steps = folder / "steps"
+        os.environ |= {"PYTHONPATH": str(LOOP_STEPS), "KVTIER_LOOP_STEPS": str(steps)}
         first = stack.enter_context(Host(folder / "first", url, "eager", pool_bytes))
         second = stack.enter_context(Host(folder / "second", url, "off", pool_bytes))
+        began_at = time.time()
         rows = measure(Bench(store, first, second, arguments.bundles), arguments.rounds, cluster)
+        told = long_steps(steps, began_at)
     for key, value in machine.items():
         print(f"{key:9}{value}")
     cells = [
@@ -370,6 +389,7 @@ def main() -> int:
         for one in rows
     ]
     print("\n" + render(["what", "kvtier", "beside it", "ratio", "rounds"], cells))
+    print(f"\n{told}")
     if arguments.json:
         report = {"machine": machine, "rows": [asdict(one) for one in rows]}
         arguments.json.write_text(json.dumps(report, indent=1))

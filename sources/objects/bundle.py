@@ -21,7 +21,7 @@ from ...tiers.cold.record import RecordHeader
 from ...tiers.cold.record_io import Opener
 from ...tiers.encryption.envelope import Envelopes
 from ...tiers.payload import checksum, copy, copy_and_checksum
-from .layout import ENTRY, IS_SPENT, BundleChain, BundleError, BundleHead, make_head, pack_head, unpack_head
+from .layout import ENTRY, IS_SPENT, BundleChain, BundleError, BundleHead, make_head, pack_head
 
 
 class StoredFragment(NamedTuple):
@@ -149,23 +149,6 @@ def check_stored(head: BundleHead, group: int, block: int, stored: Buffer) -> No
         raise CopyError(Cause.SHORT_TRANSFER, f"{len(stored)} bytes, {entry['stored_length']} announced")
     if checksum(stored) != entry["stored_checksum"].tobytes():
         raise CopyError(Cause.WRONG_CHECKSUM)
-
-
-def verify_bundle(bundle: Buffer) -> BundleHead:
-    """Return the head of a whole bundle, every byte of it checked. Needs no codec and no key.
-    Raises BundleError and CopyError."""
-    head = unpack_head(bundle)
-    if len(bundle) != head.total_bytes:
-        raise BundleError(f"{len(bundle)} bytes, {head.total_bytes} announced")
-    end = len(pack_head(head))
-    for index in range(len(head.entries)):
-        group, block = divmod(index, head.num_blocks)
-        start, after = head.span(group, block)
-        if any(bundle[end:start]):
-            raise BundleError(f"bytes between fragments, at {end}, are not zero")
-        check_stored(head, group, block, bundle[start:after])
-        end = after
-    return head
 
 
 def header_of(head: BundleHead, group: int, block: int) -> RecordHeader:

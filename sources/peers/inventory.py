@@ -152,7 +152,3 @@ class HostInventory:
         """Return how many of these names, which it holds, it says are not wholly in memory."""
         known = self._on_disk.get(digest)
         return sum(known.has(unpack_names(short_names(names)))) if known is not None and names else 0
-
-    def has_all(self, digest: bytes, names: Sequence[bytes]) -> bool:
-        """Return whether the host says it holds every one of these blocks."""
-        return self.prefix(digest, names) == len(names)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from kvtier.sources.objects.bundle import StoredFragment, read_fragment, verify_bundle, write_bundle
+from kvtier.sources.objects.bundle import StoredFragment, read_fragment, write_bundle
 from kvtier.sources.objects.fleet_keys import FleetKeys
 from kvtier.sources.objects.hidden import HiddenNames
 from kvtier.sources.objects.layout import BundleChain, unpack_head
@@ -24,6 +24,7 @@ from kvtier.tiers.cold.record_io import Opener
 from kvtier.tiers.encryption.envelope import Envelopes
 from kvtier.tiers.encryption.keyring import FILE_NAME, DataKey, Keyring
 from kvtier.tiers.encryption.master_keys import MasterKeys
+from tests.sources.objects.bundles import verify_bundle
 
 from . import bundle_reader
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvtier.clients import Client, KvtierError
-from kvtier.sources.objects.bundle import verify_bundle
+from tests.sources.objects.bundles import verify_bundle
 from tests.sources.objects.s3_server import S3Answer, S3Request, S3Server, late, s3_server
 
 from ..daemon import PATIENT, Daemon

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from kvtier.clients import Client, KvtierError
-from kvtier.sources.objects.bundle import verify_bundle
 from kvtier.sources.objects.store import ObjectStore
 from tests.daemon import PATIENT, Daemon
 from tests.e2e.test_coded_streams import counters
@@ -32,6 +31,7 @@ from tests.e2e.test_shared_store import (
     until,
 )
 from tests.e2e.test_store_deaths import read_what_is_there
+from tests.sources.objects.bundles import verify_bundle
 from tests.sources.objects.gateway import Gateway
 
 from .proxy import Answer, Proxy

@@ -21,11 +21,11 @@ import pytest
 from kvtier.appliance.core.events import CopyFinished, ExportFinished, SourceSearched
 from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, SearchBundles
 from kvtier.appliance.transfer.object_edge import LIMITS
-from kvtier.sources.objects.bundle import verify_bundle
 from kvtier.sources.objects.store import ObjectStore
 from kvtier.tiers.base import Cause
 from tests.appliance.loops import run
 from tests.appliance.transfer.edge_host import Host, closed
+from tests.sources.objects.bundles import verify_bundle
 from tests.sources.objects.gateway import Cluster, Gateway, gateway, why_not
 
 from .proxy import Answer, Proxy

@@ -7,8 +7,8 @@ import pytest
 
 from kvtier.appliance.core.events import ExportFinished, SourceSearched
 from kvtier.appliance.core.instructions import SearchBundles
-from kvtier.sources.objects.bundle import verify_bundle
 from kvtier.tiers.base import Cause
+from tests.sources.objects.bundles import verify_bundle
 from tests.sources.objects.s3_server import S3Server, StoredObject
 
 from ..loops import run

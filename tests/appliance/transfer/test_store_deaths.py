@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from kvtier.appliance.core.events import CopyFinished, ExportFinished
-from kvtier.sources.objects.bundle import verify_bundle
 from kvtier.sources.objects.store import StoreLimits
+from tests.sources.objects.bundles import verify_bundle
 from tests.sources.objects.s3_server import S3Answer, S3Request, S3Server, late
 
 from ..loops import run

@@ -11,10 +11,10 @@ import pytest
 
 from kvtier.appliance.core.events import CopyFinished, ExportFinished, SourceSearched
 from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, SearchBundles
-from kvtier.sources.objects.bundle import verify_bundle
 from kvtier.sources.objects.store import StoreLimits
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import NamespaceIdentity
+from tests.sources.objects.bundles import verify_bundle
 from tests.sources.objects.s3_server import (
     S3Answer,
     S3Request,

@@ -8,8 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvtier.sources.objects.bundle import StoredFragment, encode_fragment, encrypt_fragments, write_bundle
-from kvtier.sources.objects.layout import BundleChain
+from kvtier.sources.objects.bundle import (
+    StoredFragment,
+    check_stored,
+    encode_fragment,
+    encrypt_fragments,
+    write_bundle,
+)
+from kvtier.sources.objects.layout import BundleChain, BundleError, BundleHead, pack_head, unpack_head
+from kvtier.tiers.base import Buffer
 from kvtier.tiers.block import Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import shape_of
 from kvtier.tiers.codecs.records import RecordCodecs
@@ -81,3 +88,20 @@ def opener_for(identity: NamespaceIdentity = RED, envelopes: Envelopes | None = 
     """Return what decrypts and decodes fragments of one namespace."""
     namespaces = {identity.digest: identity}
     return Opener(namespaces, RecordCodecs(namespaces), envelopes)
+
+
+def verify_bundle(bundle: Buffer) -> BundleHead:
+    """Return the head of a whole bundle, every byte of it checked. Needs no codec and no key.
+    Raises BundleError and CopyError."""
+    head = unpack_head(bundle)
+    if len(bundle) != head.total_bytes:
+        raise BundleError(f"{len(bundle)} bytes, {head.total_bytes} announced")
+    end = len(pack_head(head))
+    for index in range(len(head.entries)):
+        group, block = divmod(index, head.num_blocks)
+        start, after = head.span(group, block)
+        if any(bundle[end:start]):
+            raise BundleError(f"bytes between fragments, at {end}, are not zero")
+        check_stored(head, group, block, bundle[start:after])
+        end = after
+    return head

@@ -14,7 +14,6 @@ from kvtier.sources.objects.bundle import (
     encode_fragment,
     encrypt_fragments,
     read_fragment,
-    verify_bundle,
     write_bundle,
 )
 from kvtier.sources.objects.layout import (
@@ -41,6 +40,7 @@ from tests.sources.objects.bundles import (
     chain_of,
     make_bundle,
     opener_for,
+    verify_bundle,
 )
 
 CODECS = ["identity", "planes", "exponents", "lz4", "zstd"]

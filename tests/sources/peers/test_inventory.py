@@ -40,8 +40,8 @@ def test_a_prefix_ends_at_the_first_block_that_is_not_there() -> None:
     held.change(DIGEST, short_names(chain[:4] + chain[5:]), b"")
     assert held.prefix(DIGEST, chain) == 4
     assert held.prefix(b"e" * 32, chain) == 0
-    assert not held.has_all(DIGEST, chain)
-    assert held.has_all(DIGEST, chain[5:])
+    assert held.prefix(DIGEST, chain) < len(chain)
+    assert held.prefix(DIGEST, chain[5:]) == len(chain[5:])
     assert held.prefix(DIGEST, []) == 0
     held.change(DIGEST, b"", short_names(chain[:1]))
     assert held.prefix(DIGEST, chain) == 0
@@ -64,7 +64,7 @@ def test_blocks_on_disk_are_counted_as_they_were_told_last() -> None:
     held.change(DIGEST, short_names(chain[5:]), b"")  # put again, into memory
     assert (held.prefix(DIGEST, chain), held.num_on_disk(DIGEST, chain)) == (6, 1)
     assert held.num_on_disk(DIGEST, []) == held.num_on_disk(b"e" * 32, chain) == 0
-    assert not held.has_all(DIGEST, [name(99)])
+    assert not held.prefix(DIGEST, [name(99)])
 
 
 def test_bytes_behind_the_last_whole_name_are_nothing() -> None:
