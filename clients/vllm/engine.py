@@ -5,10 +5,10 @@ as it is. What stands in for an older version goes when versions.TESTED no longe
 
     before 0.32    engines ask for no sources of hits                      SOURCES
     before 0.31    listeners get the keys of events as they are hashed     event_extra_keys
-    before 0.31    engines hand over no states at block boundaries       states_of, why_not_grouped
     before 0.30    engines are told of lost blocks, not of failed loads    TransferResults, LoadingBlocks
                    a step has block tables of some requests or of none     BlockTables
-    before 0.29    names of blocks differ between processes                why_not_named
+    before 0.29    engines hand over no states at block boundaries         states_of, why_not_grouped
+                   names of blocks differ between processes                why_not_named
 """
 
 import os
@@ -70,7 +70,7 @@ def why_not_grouped(kv_cache_config: Any) -> str:
         type(one.kv_cache_spec).__name__ == "MambaSpec" for one in kv_cache_config.kv_cache_groups
     )
     if has_states and not OFFERS_STATES:
-        return "this vLLM hands over no recurrent states at block boundaries; 0.31 and later do"
+        return "this vLLM hands over no recurrent states at block boundaries; 0.29 and later do"
     if TAKES_FAILED_LOADS or num_groups == 1:
         return ""
     return f"before 0.30, vLLM ends when a load fails in a model with {num_groups} KV cache groups"

@@ -375,6 +375,8 @@ def step(scheduled: dict[str, int], tables: dict[str, Any]) -> Any:
         made.kv_connector_block_state = scheduler_output.KVConnectorBlockState(
             set(scheduled), tables.__getitem__, {}
         )
+    elif engine.OFFERS_STATES:  # 0.29: tables of some requests, states of all
+        made.kv_connector_block_state = scheduler_output.KVConnectorBlockState({}, {})
     return made
 
 
