@@ -74,6 +74,7 @@ class BundleBlocks:
     parent_hash: bytes  # of the first one; empty at the start of a chain
     position: int  # of the first one in its chain
     names: Sequence[bytes]  # prefix hash of each block; the last one is the bundle's
+    urgency: Urgency = Urgency.QUEUED  # of what waits for it, where it is fetched
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from typing import Final
 
 from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, bound_waits, break_off
 from ...sources.peers.sending import send_payloads
+from ...tiers.codecs.streaming import CHECKSUM_BYTES, Encoded, StreamChoice, StreamEncoder
 from ..errors import StartError
 from ..server.local_server import rest
 from .fleet_tls import FleetTls
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 512
 MAX_SENDING: Final = 8
+MAX_LINKS: Final = 256  # of which it is remembered whether encoding pays
 READ_S: Final = 2.0  # for a ticket, from its first byte on
 STALL_S: Final = 2.0
 
@@ -55,6 +58,8 @@ class DataListener:
         self._prover = ThreadPoolExecutor(1, thread_name_prefix="kvtier-prove")
         self._connections: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], str] = {}  # by address; never showed a ticket, oldest first
+        self._encoders: dict[tuple[str, frozenset[int]], StreamEncoder] = {}  # of links, by address
+        self._lock = threading.Lock()  # of `_encoders`
         self._is_stopping = False
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -196,6 +201,39 @@ class DataListener:
 
     # ------------------------------------------------------------------------------------- threads
 
+    def _choice(
+        self, connection: socket.socket, ticket: DataTicket
+    ) -> tuple[StreamChoice, Callable[[int], Encoded | None] | None]:
+        """Return how to send a ticket's payloads: encoded where the policy says so, or where it was measured
+        to be sooner at the fetcher's address."""
+        coding = ticket.coding
+        if coding is None:
+            return StreamChoice(None), None
+        key = connection.getpeername()[0], coding.codec_ids
+        with self._lock:
+            encoder = self._encoders.pop(key, None) or StreamEncoder(tuple(coding.codec_ids))
+            self._encoders[key] = encoder
+            if len(self._encoders) > MAX_LINKS:
+                del self._encoders[next(iter(self._encoders))]
+        choices = [encoder.choose(shape, coding.name) for shape in coding.shapes]
+        first = next((one for one in choices if one.codec is not None), None)
+        if first is None:
+            return choices[0], None
+
+        def encode(number: int) -> Encoded | None:
+            group = number // coding.num_blocks
+            codec, start = choices[group].codec, number * CHECKSUM_BYTES
+            checksum = coding.checksums[start : start + CHECKSUM_BYTES]
+            if codec is None:
+                return None
+            payload = ticket.payloads[number]
+            coded = encoder.encode(codec, coding.shapes[group], payload, checksum)
+            if coded is not None:
+                ticket.saved_bytes += len(payload) - len(coded.stored)
+            return coded
+
+        return first, encode
+
     def _send(self, connection: socket.socket, ticket: DataTicket) -> bool:
         """Send what a ticket stands for; whether all of it has arrived. Nothing reads it afterwards."""
         is_sent, heard_at = False, self._clock()
@@ -209,7 +247,10 @@ class DataListener:
 
         try:
             bound_waits(connection)
-            send_payloads(connection, ticket.payloads, check)
+            choice, encode = self._choice(connection, ticket)
+            began_at = self._clock()
+            send_payloads(connection, ticket.payloads, check, encode)
+            choice.count_sent(ticket.num_bytes, self._clock() - began_at)
             is_sent = True
         except (OSError, ConnectionLost) as problem:
             log.debug("data connection: %s", problem)

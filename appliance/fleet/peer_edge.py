@@ -26,8 +26,11 @@ from ...sources.objects.limits import blocks_per_bundle
 from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, break_off
 from ...sources.peers.receiving import PayloadReader, connect
 from ...tiers.base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
-from ...tiers.block import Tier
+from ...tiers.block import Tier, Urgency
+from ...tiers.codecs.base import shape_of
+from ...tiers.codecs.streaming import usable_codecs
 from ...v1 import peer_pb2 as pb
+from ...v1.conversions import urgency_to_wire
 from ...v1.shm import CHECKSUM_BYTES
 from ..core.events import CopyFinished, Event, SourceChanged, SourceSearched
 from ..core.instructions import FetchBundle, SearchBundles
@@ -47,6 +50,7 @@ CONNECT_S: Final = 1.0
 FIRST_SHARE: Final = 0.6
 MISSING_S: Final = 60.0  # for which a store that lacks a bundle is not asked for it again
 MAX_MISSING: Final = 65_536
+FULL: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class Refused(Exception):
@@ -61,6 +65,12 @@ def _is_silent(failure: Exception) -> bool:
     """Return whether a host did not answer at all."""
     silent = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
     return isinstance(failure, grpc.aio.AioRpcError) and failure.code() in silent
+
+
+def _is_of_less_urgent(work: FetchBundle, failure: Exception) -> bool:
+    """Return whether a host may have room for what is more urgent than a fetch that it refused."""
+    is_full = isinstance(failure, grpc.aio.AioRpcError) and failure.code() is FULL
+    return is_full and work.bundle.urgency > Urgency.PREFILL
 
 
 class PeerEdge:
@@ -273,7 +283,7 @@ class PeerEdge:
             outcome, words = "broken", "its channel was closed"  # by the end of its stream, under this call
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, Refused) as failure:
             outcome, words = "refused", str(failure)
-            if not isinstance(failure, NotThere):
+            if not isinstance(failure, NotThere) and not _is_of_less_urgent(work, failure):
                 host.failed(self._clock(), is_silent=_is_silent(failure))
         except CopyError as failure:
             outcome, cause, words = "wrong_bytes", failure.cause, str(failure)
@@ -303,6 +313,8 @@ class PeerEdge:
             namespace_digest=work.bundle.identity.digest,
             prefix_hashes=b"".join(names),
             deadline_ms=max(1, int(wait_s * 1000)),
+            urgency=urgency_to_wire(work.bundle.urgency),
+            codecs=usable_codecs(),
         )
         ticket = await host.stub.FetchBlocks(request, timeout=min(wait_s, TICKET_WAIT_S))
         num_payloads = ticket.num_blocks * work.bundle.identity.geometry.num_groups
@@ -374,7 +386,8 @@ class PeerEdge:
         for group, length in enumerate(lengths):
             items = [wanted.get((group, block)) for block in range(ticket.num_blocks)]
             found = reader.fill_many(
-                [memory.view(one.target, length) if one else memoryview(bytearray(length)) for one in items]
+                [memory.view(one.target, length) if one else memoryview(bytearray(length)) for one in items],
+                shape_of(work.bundle.identity.geometry, group),
             )
             for block, (item, digest) in enumerate(zip(items, found, strict=True)):
                 start = (group * ticket.num_blocks + block) * CHECKSUM_BYTES

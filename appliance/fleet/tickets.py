@@ -3,6 +3,8 @@
 A ticket is an acquire of this host's own, from its tiers only: what is in nvme is loaded first. Its lease
 ends when the other host said that all has arrived, when its connection breaks, and when no connection showed
 the ticket within TICKET_S. There are MAX_TICKETS at a time, and their bytes count against `peers.send_limit`.
+Of both, less urgent fetches may take a share only, so that what decodes finds room behind what is prefetched.
+A queue by urgency was rejected: the other host waits in it, and could compute or ask elsewhere.
 """
 
 import asyncio
@@ -16,6 +18,9 @@ from typing import Final, NamedTuple
 
 from ...sources.peers.connection import TICKET_BYTES
 from ...tiers.base import Buffer
+from ...tiers.block import NamespaceIdentity, Urgency
+from ...tiers.codecs.base import Shape, shape_of
+from ...tiers.codecs.streaming import usable_codecs
 from ...v1 import peer_pb2 as pb
 from ...v1.types_pb2 import HostLoad
 from ..core.catalog.catalog import NO_ROW, NamespaceEntry
@@ -23,6 +28,7 @@ from ..core.events import AcquireRequested, ReleaseRequested
 from ..core.results import AcquireResult, ReadyFragment, ReadyFragments
 from ..errors import error
 from ..event_log import EventLog
+from ..security import request_checks as checks
 from ..security.callers import Caller
 from ..security.client_registry import ConnectedClient
 from ..server.cache_service import CacheService
@@ -34,6 +40,8 @@ MAX_TICKETS: Final = 16
 MAX_AWAIT_S: Final = 600.0
 MAX_BACKLOG_S: Final = 0.25  # of bytes beyond the send limit, that are promised already
 RETRY_S: Final = 0.1
+#: Of tickets and backlog, for fetches of requests that wait for a turn, and of those that do not wait yet.
+QUEUED_SHARE, LATER_SHARE = 0.75, 0.25
 LEASE_S: Final = 2 * SEND_S
 
 
@@ -42,12 +50,24 @@ class DataTicket:
     """What one connection may read."""
 
     number: bytes
-    payloads: Sequence[Buffer]
+    payloads: Sequence[Buffer]  # group-major
     num_bytes: int
     client: int
     lease: int
     ends_at: float  # on the loop's clock
     timer: asyncio.TimerHandle
+    coding: "PayloadCoding | None"  # None: payloads are sent as they are
+    saved_bytes: int = 0  # by encoding
+
+
+class PayloadCoding(NamedTuple):
+    """How the payloads of a ticket may be encoded."""
+
+    codec_ids: frozenset[int]  # that the fetcher reads
+    name: str  # of the policy's codec
+    shapes: Sequence[Shape]  # of each layer group
+    num_blocks: int
+    checksums: bytes  # of all payloads
 
 
 class _Held(NamedTuple):
@@ -149,39 +169,57 @@ class PeerService:
         """Return a ticket for the blocks that are here, from the first one on. Raises ApplianceError."""
         service = self._service
         namespace, names = self._asked(request.epoch, request.namespace_digest, request.prefix_hashes)
-        self._admit()
+        urgency = checks.urgency(request.urgency)
+        self._admit(urgency)
         self._num_acquiring += 1
         try:
-            held = await self._hold(namespace, names, min(request.deadline_ms / 1000, SEND_S))
+            held = await self._hold(namespace, names, urgency, min(request.deadline_ms / 1000, SEND_S))
         finally:
             self._num_acquiring -= 1
         if not held.fragments:
             self._release(held.client, held.lease)
             return pb.FetchBlocksResponse()
-        ticket = self._issue(held)
         engines = [service.memory(one.tier) for one in held.fragments]
+        checksums = b"".join(
+            engine.checksum(one.place) for engine, one in zip(engines, held.fragments, strict=True)
+        )
+        coding = self._coding(namespace.identity, held.num_blocks, checksums, request.codecs)
         return pb.FetchBlocksResponse(
-            ticket=ticket.number,
+            ticket=self._issue(held, coding).number,
             data_port=self.data_port,
             num_blocks=held.num_blocks,
-            checksums=b"".join(
-                engine.checksum(one.place) for engine, one in zip(engines, held.fragments, strict=True)
-            ),
+            checksums=checksums,
         )
+
+    def _coding(
+        self, identity: NamespaceIdentity, num_blocks: int, checksums: bytes, codec_ids: Iterable[int]
+    ) -> PayloadCoding | None:
+        readable = frozenset(codec_ids).intersection(usable_codecs())
+        name = self._service.compression.codec
+        if not readable or name == "identity":
+            return None
+        geometry = identity.geometry
+        shapes = [shape_of(geometry, group) for group in range(geometry.num_groups)]
+        return PayloadCoding(readable, name, shapes, num_blocks, checksums)
 
     def _namespace(self, digest: bytes) -> NamespaceEntry | None:
         known = self._service.planner.catalog.namespaces.values()
         return next((one for one in known if one.identity.digest == digest), None)
 
-    def _admit(self) -> None:
-        """Raise BusyError when there are too many tickets, or too much is promised."""
-        late_s = self._promised_until - self._loop.time()
-        if self.num_tickets >= MAX_TICKETS or late_s > MAX_BACKLOG_S:
+    def _admit(self, urgency: Urgency) -> None:
+        """Raise BusyError when there are too many tickets, or too much is promised, for this urgency."""
+        late_s, share = self._promised_until - self._loop.time(), 1.0
+        if urgency > Urgency.PREFILL:
+            share = QUEUED_SHARE if urgency is Urgency.QUEUED else LATER_SHARE
+        is_late = late_s > share * MAX_BACKLOG_S
+        if self.num_tickets >= share * MAX_TICKETS or is_late:
             self.counters["tickets_refused"] += 1
-            what = f"{self.num_tickets} tickets" if late_s <= MAX_BACKLOG_S else "peers.send_limit is reached"
+            what = "peers.send_limit is reached" if is_late else f"{self.num_tickets} tickets"
             raise error("TOO_MANY_IN_FLIGHT", f"{what}; compute, or ask another host", RETRY_S)
 
-    async def _hold(self, namespace: NamespaceEntry, names: list[bytes], wait_s: float) -> _Held:
+    async def _hold(
+        self, namespace: NamespaceEntry, names: list[bytes], urgency: Urgency, wait_s: float
+    ) -> _Held:
         """Lease the longest prefix of `names` that is readable within `wait_s`."""
         appliance, domain = self._service.appliance, namespace.identity.domain
         client = self._client(domain)
@@ -192,6 +230,7 @@ class PeerService:
                 "",
                 namespace.id,
                 names,
+                urgency=urgency,
                 ttl_s=min(LEASE_S, self._service.options.lease_ttl_max_s),
                 deadline_at=appliance.clock() + wait_s,
                 load_anyway=True,
@@ -236,7 +275,7 @@ class PeerService:
 
     # ------------------------------------------------------------------------------------- tickets
 
-    def _issue(self, held: _Held) -> DataTicket:
+    def _issue(self, held: _Held, coding: PayloadCoding | None) -> DataTicket:
         memory = self._service.memory
         payloads = [memory(one.tier).view(one.place, one.length) for one in held.fragments]
         num_bytes = sum(map(len, payloads))
@@ -244,7 +283,7 @@ class PeerService:
         self._promised_until = max(now, self._promised_until) + num_bytes / self._send_limit
         number = secrets.token_bytes(TICKET_BYTES)
         timer = self._loop.call_later(TICKET_S, self._expire, number)
-        ticket = DataTicket(number, payloads, num_bytes, held.client, held.lease, now + SEND_S, timer)
+        ticket = DataTicket(number, payloads, num_bytes, held.client, held.lease, now + SEND_S, timer, coding)
         self._waiting[number] = ticket
         self.counters["tickets_issued"] += 1
         return ticket
@@ -267,6 +306,7 @@ class PeerService:
         self._used.discard(ticket)
         self.counters["tickets_sent" if is_sent else "tickets_broken"] += 1
         self.counters["bytes_sent"] += ticket.num_bytes if is_sent else 0
+        self.counters["bytes_saved"] += ticket.saved_bytes
         self._let_go(ticket)
 
     def _let_go(self, ticket: DataTicket) -> None:

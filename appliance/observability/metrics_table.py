@@ -251,8 +251,8 @@ FLEET = (
            "`not_used`; `refused`: too many, or beyond `peers.send_limit`.",
            "What this host is for others; `refused`: its network is full.", sources.peer_tickets),
     Metric("kvtier_peer_bytes_total", "counter", ("direction",),
-           "Payload `sent` to and `received` from other hosts.", "Traffic between hosts.",
-           sources.peer_bytes),
+           "Payload `sent` to and `received` from other hosts, and what of the first codecs `saved`.",
+           "Traffic between hosts.", sources.peer_bytes),
 )  # fmt: skip
 
 METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *CODECS, *SOURCE, *FLEET, *HELD)

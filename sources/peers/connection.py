@@ -3,8 +3,9 @@
     fetcher                                holder
     connect, TLS 1.3 where it is set  ->
     ticket, 32 bytes                  ->
-                                      <-   8 bytes: b"kvtr", number of payloads as u32
-                                      <-   the payloads, one after another, as FetchBlocks has told them
+                                      <-   8 bytes: b"kvtr", or b"kvtc" for encoded; number of payloads as u32
+                                      <-   the payloads, one after another, as FetchBlocks has told them;
+                                           encoded, each behind 8 bytes: its codec, 0 for none, and its length
     1 byte                            ->   the holder lets go of the blocks
     another ticket ...                ->
 
@@ -21,7 +22,8 @@ from typing import Final
 
 TICKET_BYTES: Final = 32
 HEADER: Final = struct.Struct("<4sI")
-MAGIC: Final = b"kvtr"
+MAGIC, CODED_MAGIC = b"kvtr", b"kvtc"
+CODED_HEADER: Final = struct.Struct("<II")  # codec and length of one payload
 DONE: Final = b"\x01"
 SLICE_S: Final = 0.25  # of one wait in the kernel, between two looks at the clock
 #: What a socket raises when a wait is over; the rest of OSError ends the connection.

@@ -10,9 +10,21 @@ from collections.abc import Callable, Sequence
 
 from ...native import native
 from ...tiers.base import Buffer
+from ...tiers.codecs.base import Shape
+from ...tiers.codecs.streaming import decoded_checksum
 from ...tiers.payload import MIN_NATIVE_BYTES, checksum
 from ...v1.shm import CHECKSUM_BYTES
-from .connection import DONE, HEADER, MAGIC, SLICE_S, WAITED, ConnectionLost, bound_waits
+from .connection import (
+    CODED_HEADER,
+    CODED_MAGIC,
+    DONE,
+    HEADER,
+    MAGIC,
+    SLICE_S,
+    WAITED,
+    ConnectionLost,
+    bound_waits,
+)
 
 
 def connect(
@@ -45,6 +57,7 @@ class PayloadReader:
         self._clock = clock
         self._check = check
         self._heard_at = clock()
+        self._is_coded = False
         self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
 
     def begin(self, ticket: bytes, num_payloads: int) -> None:
@@ -53,7 +66,8 @@ class PayloadReader:
         header = bytearray(HEADER.size)
         self.fill(memoryview(header))
         magic, number = HEADER.unpack(header)
-        if (magic, number) != (MAGIC, num_payloads):
+        self._is_coded = magic == CODED_MAGIC
+        if magic not in (MAGIC, CODED_MAGIC) or number != num_payloads:
             raise ConnectionLost(f"{number} payloads are announced instead of {num_payloads}")
 
     def fill(self, into: Buffer) -> None:
@@ -73,8 +87,15 @@ class PayloadReader:
             self._heard_at = self._clock()
             self._check(0.0)
 
-    def fill_many(self, places: Sequence[Buffer]) -> list[bytes]:
-        """Fill places one after another, and return their checksums. Raises OSError and ConnectionLost."""
+    def fill_many(self, places: Sequence[Buffer], shape: Shape | None = None) -> list[bytes]:
+        """Fill places one after another, and return their checksums. Raises OSError and ConnectionLost.
+
+        `shape`: of the values of each, for payloads that come encoded; None where that was not asked for.
+        An encoding that cannot be read has no checksum."""
+        if self._is_coded:
+            if shape is None:
+                raise ConnectionLost("payloads come encoded, which was not asked for")
+            return [self._decode(place, shape) for place in places]
         is_small = any(len(place) < MIN_NATIVE_BYTES for place in places)
         if native is None or is_small or isinstance(self._connection, ssl.SSLSocket):
             checksums = []
@@ -95,6 +116,20 @@ class PayloadReader:
             self._heard_at = now if at > before else self._heard_at
             self._check(now - self._heard_at)
         return [digests[one : one + CHECKSUM_BYTES] for one in range(0, len(digests), CHECKSUM_BYTES)]
+
+    def _decode(self, place: Buffer, shape: Shape) -> bytes:
+        """Fill a place with a payload that comes encoded; return its checksum."""
+        header = bytearray(CODED_HEADER.size)
+        self.fill(memoryview(header))
+        codec_id, length = CODED_HEADER.unpack(header)
+        if not 0 < length <= len(place) or (not codec_id and length != len(place)):
+            raise ConnectionLost(f"a payload of {length} bytes, where there are {len(place)}")
+        if not codec_id:
+            self.fill(place)
+            return checksum(place)
+        stored = memoryview(bytearray(length))
+        self.fill(stored)
+        return decoded_checksum(codec_id, shape, stored, place)
 
     def end(self) -> None:
         """Say that all has arrived."""

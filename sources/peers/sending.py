@@ -3,6 +3,8 @@
 Payloads are copied into the socket. `sendfile` out of the extents was rejected: its pages arrive one by one,
 and both ends together take half as much processor time again. `check` raises what ends it. That of
 `send_payloads` is called after every wait with False, and with True whenever the fetcher took something.
+Encoded payloads are encoded one by one as they are sent, in the same thread; one that does not get shorter
+goes as it is.
 """
 
 import socket
@@ -11,17 +13,29 @@ from collections.abc import Callable, Sequence
 
 from ...native import native
 from ...tiers.base import Buffer
-from .connection import DONE, HEADER, MAGIC, SLICE_S, WAITED, ConnectionLost
+from ...tiers.codecs.streaming import Encoded
+from .connection import CODED_HEADER, CODED_MAGIC, DONE, HEADER, MAGIC, SLICE_S, WAITED, ConnectionLost
 
 
 def send_payloads(
-    connection: socket.socket, payloads: Sequence[Buffer], check: Callable[[bool], None]
+    connection: socket.socket,
+    payloads: Sequence[Buffer],
+    check: Callable[[bool], None],
+    encode: Callable[[int], Encoded | None] | None = None,
 ) -> None:
     """Send what a ticket stands for, and return when the fetcher has all of it.
 
-    Raises OSError and ConnectionLost."""
-    _send(connection, memoryview(HEADER.pack(MAGIC, len(payloads))), check)
-    if native is None or isinstance(connection, ssl.SSLSocket):
+    `encode` returns the payload of a number encoded, None where that is not shorter. Raises OSError and
+    ConnectionLost."""
+    magic = MAGIC if encode is None else CODED_MAGIC
+    _send(connection, memoryview(HEADER.pack(magic, len(payloads))), check)
+    if encode is not None:
+        for number, payload in enumerate(payloads):
+            coded = encode(number)
+            codec_id, stored = (0, payload) if coded is None else (coded.codec_id, memoryview(coded.stored))
+            _send(connection, memoryview(CODED_HEADER.pack(codec_id, len(stored))), check)
+            _send(connection, stored, check)
+    elif native is None or isinstance(connection, ssl.SSLSocket):
         for payload in payloads:
             _send(connection, payload, check)
     else:

@@ -4,21 +4,25 @@ import json
 import os
 import socket
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from kvtier.appliance.errors import DETAIL_KEY
 from kvtier.clients import NamespaceIdentity
+from kvtier.tiers.codecs.base import Shape
 from kvtier.v1 import admin_pb2, peer_pb2, types_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
+from ..contracts.kv_values import values_like_kv
 from ..security.certificates import Authority, Pair
-from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, Host, fleet, until
+from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Host, data_of, fleet, names_of, until
 
 
 def test_a_prompt_of_one_host_is_read_by_another_from_its_memory(tmp_path: Path) -> None:
@@ -43,6 +47,58 @@ def test_with_certificates_bytes_and_tickets_go_over_tls(tmp_path: Path) -> None
         with pytest.raises(ssl.SSLError):
             read_without_a_certificate(data_port_of(first), authority)
         assert [host.daemon.stop() for host in (first, second)] == [0, 0]
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("codec", ["exponents", "identity"])
+def test_between_hosts_blocks_go_encoded_where_the_policy_says_so(
+    tmp_path: Path, codec: str, is_encrypted: bool
+) -> None:
+    more = {"compression__codec": codec}
+    if is_encrypted:
+        more |= {"access__tls": write_host_files(tmp_path, Authority("fleet"))}
+        more |= {"peers__certificate_name": "hosts.fleet"}
+    whole = Shape(8, 2, 64, 8, 64, "bfloat16")
+    identity = NamespaceIdentity(IDENTITY.model_digest, replace(GEOMETRY, dtype="bfloat16"))
+    data = np.concatenate([values_like_kv(whole, seed) for seed in range(6)])
+    data[-GEOMETRY.block_bytes :] = data_of(1)[: GEOMETRY.block_bytes]  # noise gets no shorter
+    with fleet(tmp_path, 2, **more) as (first, second):
+        for host in (first, second):
+            host.register(identity)
+        with first.client as client:
+            assert client.put(client.register(identity), names_of(1, 6), data).complete
+        with second.client as client:
+            namespace = client.register(identity)
+            until(lambda: client.get(namespace, names_of(1, 6)).num_blocks == 6)
+            np.testing.assert_array_equal(client.get(namespace, names_of(1, 6)).data, data)
+        assert first.counter("peer_bytes_sent") == second.counter("peer_bytes_received") > 0
+        share = first.counter("peer_bytes_saved") / first.counter("peer_bytes_sent")
+        assert 0.1 < share < 0.6 if codec == "exponents" else share == 0
+
+
+def test_what_is_decoded_gets_a_ticket_where_less_urgent_fetches_get_none(tmp_path: Path) -> None:
+    urgencies = types_pb2.URGENCY_IDLE, types_pb2.URGENCY_QUEUED, types_pb2.URGENCY_DECODING
+    with fleet(tmp_path, 1) as (host,), host.client as client:
+        host.put(1)
+        taken = dict.fromkeys(urgencies, 0)
+        with grpc.insecure_channel(host.address) as channel:
+            stub = PeerServiceStub(channel)
+            for urgency in urgencies:
+                request = peer_pb2.FetchBlocksRequest(
+                    epoch=client.info.epoch,
+                    namespace_digest=IDENTITY.digest,
+                    prefix_hashes=names_of(1)[0],
+                    deadline_ms=60_000,
+                    urgency=urgency,
+                )
+                try:
+                    while taken[urgency] < 1000:  # none is used; each is held for some seconds
+                        assert stub.FetchBlocks(request, timeout=60).ticket
+                        taken[urgency] += 1
+                except grpc.RpcError as error:
+                    refusal: Any = error
+                    assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert all(0 < number < 1000 for number in taken.values()), taken
 
 
 def read_without_a_certificate(port: int, authority: Authority) -> bytes:

@@ -58,16 +58,23 @@ def decode_fragment(codec_id: int, shape: Shape, stored: Buffer, into: Buffer, c
     """Fill `into` (shape.raw_bytes long) with what a sender encoded.
     False when the bytes are not what their checksum says, for whatever reason. `into` is then undefined.
     Releases the GIL."""
+    return len(checksum) == CHECKSUM_BYTES and decoded_checksum(codec_id, shape, stored, into) == checksum
+
+
+def decoded_checksum(codec_id: int, shape: Shape, stored: Buffer, into: Buffer) -> bytes:
+    """Fill `into` like `decode_fragment`, and return the checksum of what is there then.
+
+    An encoding that cannot be read has none."""
     import xxhash
 
     if codec_id not in usable_codecs() or len(stored) > shape.raw_bytes or len(into) != shape.raw_bytes:
-        return False
+        return b""
     try:
         codec_of_record(codec_id, b"").decode(shape, stored, into)
     except CodecError:
-        return False
+        return b""
     _compiled.add((codec_id, shape.dtype, False))
-    return bool(xxhash.xxh3_128_digest(into) == checksum)
+    return xxhash.xxh3_128_digest(into)
 
 
 _compiled: set[tuple[int, str, bool]] = set()  # what has run in this process, encoding or not

@@ -240,7 +240,8 @@ class Fetches:
         event, speed, first = unbegun.event, unbegun.speed, max(start, unbegun.num_here)
         chain = event.prefix_hashes
         parent_hash = chain[start - 1] if start else b""
-        bundle = BundleBlocks(namespace.identity, parent_hash, start, chain[start:end])
+        urgency = self._writes.urgency_of(event)
+        bundle = BundleBlocks(namespace.identity, parent_hash, start, chain[start:end], urgency)
         request = ReserveRequested(
             0,
             event.client,

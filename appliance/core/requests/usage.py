@@ -45,6 +45,12 @@ class Usage:
         core.story.count("blocks_used", len(rows))
         return applies
 
+    def urgency_of(self, event: AcquireRequested) -> Urgency:
+        """Return the urgency of an acquire that has not begun: what it says, or its session's."""
+        if event.urgency is not None or not event.session_id:
+            return Urgency.QUEUED if event.urgency is None else event.urgency
+        return self._sessions.open(event.session_id, event.client).urgency
+
     def note_urgency(self, event: AcquireRequested) -> AcquireRequested:
         """Set the urgency of the session of an acquire that may have to wait; return the acquire without it.
         Set when its wait has ended, it would undo what the session was told meanwhile."""

@@ -10,7 +10,7 @@ from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.runs import refresh_run
 from ..copying.copies import Copies
-from ..events import AbortRequested, CommitRequested, ReserveRequested
+from ..events import AbortRequested, AcquireRequested, CommitRequested, ReserveRequested
 from ..instructions import BundleBlocks
 from ..results import PutOutcome, PutResult, ReserveResult
 from ..secret_ids import SecretIds
@@ -178,6 +178,10 @@ class WriteRequests:
             num_blocks = len(event.prefix_hashes)
             self._core.costs.prefilled(namespace.id, job.first_position, num_blocks, event.prefill_s)
         return job
+
+    def urgency_of(self, event: AcquireRequested) -> Urgency:
+        """Return how soon what is fetched for an acquire is needed: a hand-over is decoded at once."""
+        return Urgency.DECODING if event.expected is not None else self._usage.urgency_of(event)
 
     def fetch(
         self,

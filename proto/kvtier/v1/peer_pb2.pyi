@@ -126,6 +126,8 @@ class FetchBlocksRequest(_message.Message):
     NAMESPACE_DIGEST_FIELD_NUMBER: _builtins.int
     PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    URGENCY_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """of the host that is asked, as it told; another one: refused"""
     namespace_digest: _builtins.bytes
@@ -133,6 +135,12 @@ class FetchBlocksRequest(_message.Message):
     """32 bytes each, consecutive blocks of a chain"""
     deadline_ms: _builtins.int
     """until all of them have arrived"""
+    urgency: _types_pb2.Urgency.ValueType
+    """of the request that waits for them; unspecified: queued"""
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of the exact codecs that the caller reads; none: payloads as they are"""
+
     def __init__(
         self,
         *,
@@ -140,10 +148,12 @@ class FetchBlocksRequest(_message.Message):
         namespace_digest: _builtins.bytes = ...,
         prefix_hashes: _builtins.bytes = ...,
         deadline_ms: _builtins.int = ...,
+        urgency: _types_pb2.Urgency.ValueType = ...,
+        codecs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "epoch", b"epoch", "namespace_digest", b"namespace_digest", "prefix_hashes", b"prefix_hashes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "deadline_ms", b"deadline_ms", "epoch", b"epoch", "namespace_digest", b"namespace_digest", "prefix_hashes", b"prefix_hashes", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

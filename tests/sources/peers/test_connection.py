@@ -7,12 +7,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import xxhash
 
-from kvtier.sources.peers.connection import HEADER, MAGIC, TICKET_BYTES, ConnectionLost, bound_waits, is_quiet
+from kvtier.sources.peers.connection import (
+    CODED_HEADER,
+    CODED_MAGIC,
+    HEADER,
+    MAGIC,
+    TICKET_BYTES,
+    ConnectionLost,
+    bound_waits,
+    is_quiet,
+)
 from kvtier.sources.peers.receiving import PayloadReader, connect
 from kvtier.sources.peers.sending import send_payloads
+from kvtier.tiers.codecs.base import Shape
+from kvtier.tiers.codecs.registry import codec_named
+from kvtier.tiers.codecs.streaming import StreamEncoder, usable_codecs
+
+from ...contracts.kv_values import values_like_kv
 
 TICKET = bytes(range(TICKET_BYTES))
 PATIENCE_S = 60.0
@@ -68,6 +83,57 @@ def test_payloads_arrive_as_they_lie_in_memory(size: int) -> None:
                 assert digests == [xxhash.xxh3_128_digest(one) for one in payloads]
                 assert is_quiet(fetcher)
     assert tickets == [TICKET, TICKET]
+
+
+SHAPE = Shape(4, 2, 64, 4, 64, "bfloat16")
+
+
+def test_encoded_payloads_arrive_as_they_were() -> None:
+    encoder, codec = StreamEncoder(usable_codecs()), codec_named("exponents")
+    noise = np.random.default_rng(1).integers(0, 256, SHAPE.raw_bytes, np.uint8)
+    payloads = [memoryview(one.tobytes()) for one in (values_like_kv(SHAPE, 1), noise)]
+    coded = [encoder.encode(codec, SHAPE, payload) for payload in payloads]
+    assert [one is None for one in coded] == [False, True]  # noise goes as it is
+    with both_ends() as (fetcher, holder):
+
+        def hold() -> None:
+            holder.recv(TICKET_BYTES, socket.MSG_WAITALL)
+            send_payloads(holder, payloads, no_check, coded.__getitem__)
+
+        with beside(hold):
+            reader = PayloadReader(fetcher, time.monotonic, no_check)
+            reader.begin(TICKET, 2)
+            found = [bytearray(SHAPE.raw_bytes) for _ in payloads]
+            digests = reader.fill_many([memoryview(one) for one in found], SHAPE)
+            reader.end()
+    assert found == payloads
+    assert digests == [xxhash.xxh3_128_digest(one) for one in payloads]
+
+
+@pytest.mark.parametrize(
+    ("codec_id", "length"),
+    [(0, 1000), (0, SHAPE.raw_bytes + 1), (1, 0), (1, SHAPE.raw_bytes + 1), (1, 1 << 31), (77, 9), (1, 999)],
+)
+def test_an_encoding_that_makes_no_sense_is_an_end_or_has_no_checksum(codec_id: int, length: int) -> None:
+    place = memoryview(bytearray(SHAPE.raw_bytes))
+    with both_ends() as (fetcher, holder):
+        holder.sendall(HEADER.pack(CODED_MAGIC, 1) + CODED_HEADER.pack(codec_id, length) + bytes(1000))
+        reader = PayloadReader(fetcher, time.monotonic, no_check)
+        reader.begin(TICKET, 1)
+        if 0 < length <= SHAPE.raw_bytes and codec_id:
+            assert reader.fill_many([place], SHAPE) == [b""]
+        else:
+            with pytest.raises(ConnectionLost):
+                reader.fill_many([place], SHAPE)
+
+
+def test_encoded_payloads_that_were_not_asked_for_are_an_end() -> None:
+    with both_ends() as (fetcher, holder):
+        holder.sendall(HEADER.pack(CODED_MAGIC, 1))
+        reader = PayloadReader(fetcher, time.monotonic, no_check)
+        reader.begin(TICKET, 1)
+        with pytest.raises(ConnectionLost):
+            reader.fill_many([memoryview(bytearray(1000))])
 
 
 def test_payloads_that_come_slowly_are_whole_and_the_caller_hears_of_each_wait() -> None:
