@@ -127,8 +127,9 @@ def trace_options(command: Any) -> Any:
 @click.option(
     "--hosts",
     "num_hosts",
+    multiple=True,
     type=click.IntRange(1, 1024),
-    help="With one of --tiers: replay over so many hosts, each with these tiers.",
+    help="With one of --tiers: replay over so many hosts, each with these tiers. May be repeated.",
 )
 @click.option(
     "--route",
@@ -160,7 +161,7 @@ def replay(
     tiers: Sequence[str],
     write: WriteMode,
     stores: Sequence[str],
-    num_hosts: int | None,
+    num_hosts: Sequence[int],
     routes: Sequence[str],
     network: str | None,
     hints: Hints | None,
@@ -210,7 +211,7 @@ def replay(
     except (ValueError, UnknownPolicy, SettingsError) as error:
         raise click.UsageError(str(error)) from error
     if fleets:
-        return replay_fleet(trace, setups[0], fleets, speeds, as_json, chart)
+        return replay_fleet(trace, setups, fleets, speeds, as_json, chart)
     return _report(trace, run(trace, setups, jobs, speeds), as_json, chart)
 
 

@@ -23,18 +23,20 @@ __all__ = ["ROUTES", "fleet_setups", "replay_fleet"]
 
 
 def fleet_setups(
-    num_hosts: int | None,
+    num_hosts: Sequence[int],
     routes: Sequence[str],
     network: str | None,
     setups: Sequence[Setup],
 ) -> list[FleetSetup]:
-    """Return a fleet for each route; none without `--hosts`. Raises ValueError for what does not fit it."""
-    if num_hosts is None:
+    """Return a fleet for each number of hosts and route; none without `--hosts`.
+
+    Raises ValueError for what does not fit it."""
+    if not num_hosts:
         if routes or network:
             raise ValueError("--route and --network are about several hosts; name --hosts, too")
         return []
-    if len(setups) != 1 or not setups[0].is_timed or setups[0].store is not None:
-        raise ValueError("--hosts takes one --tiers and one --policy; it is not replayed with --object yet")
+    if not setups[0].is_timed or sum(setup.store is None for setup in setups) != 1:
+        raise ValueError("--hosts takes one --tiers and one --policy")
     speed = None
     if network is not None:
         bandwidth, _, latency = network.partition("@")
@@ -42,21 +44,22 @@ def fleet_setups(
         speed = EdgeSpeed(float(parse_bytes(bandwidth.removesuffix("/s"))), latency_s)
         if speed.bandwidth_bytes_per_s <= 0:
             raise ValueError(f"{network!r}: a network of no bandwidth never ends a fetch")
-    return [FleetSetup(num_hosts, route, speed) for route in dict.fromkeys(routes or ROUTES)]
+    names = dict.fromkeys(routes or ROUTES)
+    return [FleetSetup(number, route, speed) for number in num_hosts for route in names]
 
 
 def replay_fleet(
     trace: Trace,
-    setup: Setup,
+    setups: Sequence[Setup],
     fleets: Sequence[FleetSetup],
     speeds: Mapping[str, EdgeSpeed],
     as_json: bool,
     chart: Path | None,
 ) -> None:
-    """Replay on each fleet, one after the other, and print what they did. Raises Failed."""
+    """Replay each setup on each fleet, one after the other, and print what they did. Raises Failed."""
     began_at = time.monotonic()
     try:
-        outcomes = [FleetReplay(trace, setup, fleet, speeds).run() for fleet in fleets]
+        outcomes = [FleetReplay(trace, one, fleet, speeds).run() for fleet in fleets for one in setups]
     except ValueError as error:  # policies that cannot be built, or an administrator's own that failed
         raise Failed(str(error)) from error
     run_s = time.monotonic() - began_at
@@ -81,10 +84,22 @@ def replay_fleet(
 def _table(outcomes: Sequence[FleetOutcome]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("route")
-    for name in ("hosts", "own", "other", "computed", "mean", "p50", "p90", "p99", "imbalance", "network"):
+    for name in (
+        "hosts",
+        "own",
+        "other",
+        "store",
+        "computed",
+        "mean",
+        "p50",
+        "p90",
+        "p99",
+        "imbalance",
+        "network",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for one in outcomes:
-        shares = (one.own_hit_ratio, one.fetched_ratio, one.computed_ratio)
+        shares = (one.own_hit_ratio, one.fetched_ratio, one.stored_ratio, one.computed_ratio)
         table.add_row(
             one.route,
             str(one.num_hosts),

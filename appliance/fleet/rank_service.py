@@ -21,6 +21,7 @@ from ...tiers.block import NamespaceIdentity
 from ...v1 import kvcache_pb2 as pb
 from ...v1.types_pb2 import HostLoad
 from ..core.fleet.fleet_rank import FleetRank, KnownHost, disk_load_s, is_full, rank_fleet
+from ..core.fleet.promises import Promises
 from ..core.requests.lookups import LookupResult
 from ..core.results import Refusal
 from ..errors import error, from_refusal
@@ -61,11 +62,14 @@ class RankService:
         self._cache = cache
         self._peers = peers
         self._fleet = fleet
+        self._promises = Promises()
         self._lanes: dict[str, _Rankings] = {}  # by tenant; those that have any
 
     def rank(self, caller: Caller, request: pb.RankRequest) -> "asyncio.Future[pb.RankResponse]":
-        """Return the hosts for a chain, the one that should get it first. Changes nothing.
-        Raises ApplianceError."""
+        """Return the hosts for a chain, the one that should get it first.
+
+        A caller that names queues sends the prompt there, which the next rankings count on. Raises
+        ApplianceError."""
         names = self._cache.chain(request.prefix_hashes)
         identity = self._cache.identity_of(caller, request.namespace_id)
         queues = _queues(request.candidates)
@@ -113,14 +117,18 @@ class RankService:
         rows.append(self._own_row(namespace_id, found))
         costs, block_bytes = planner.core.costs, identity.geometry.block_bytes
         num_elsewhere = max(row.known.num_held for row in rows if row.known.is_askable)
-        chosen = _chosen(rows, queues)
+        chosen, now = _chosen(rows, queues), self._cache.appliance.clock()
+        hosts = [row.known._replace(host=key, queue_s=queues.get(key, 0.0)) for key, row in chosen.items()]
         ranked = rank_fleet(
-            [row.known._replace(host=key, queue_s=queues.get(key, 0.0)) for key, row in chosen.items()],
+            [self._with_promised(host, identity.digest, names, now) for host in hosts],
             names,
             max(num_elsewhere, found.num_blocks + found.num_fetchable),
             lambda count: planner.fetches.host_fetch_s(count * block_bytes),
             lambda first, count: costs.recompute_s(namespace_id, first, count),
         )
+        if queues:
+            best = ranked[0]
+            self._promises.add(identity.digest, names, best.known.host, best.first_token_s, now)
         return pb.RankResponse(
             hosts=[_told(one, chosen[one.known.host].shown) for one in ranked],
             num_blocks=len(names),
@@ -128,6 +136,14 @@ class RankService:
             recompute_s=costs.recompute_s(namespace_id, 0, len(names)),
             is_guess=costs.prefill_speed(namespace_id)[1] == "geometry",
         )
+
+    def _with_promised(self, host: KnownHost, digest: bytes, names: Sequence[bytes], now: float) -> KnownHost:
+        """Return a host with what it will have when its turn comes behind what was sent there."""
+        num_promised = self._promises.prefix(digest, names[host.num_held :], host.host, now)
+        if not num_promised or host.num_worth_loading < host.num_held:
+            return host
+        num_held = host.num_held + num_promised
+        return host._replace(num_held=num_held, num_worth_loading=num_held)
 
     async def _held_in_index(self, identity: NamespaceIdentity, names: Sequence[bytes]) -> Held:
         """Return what an index says of a chain; nothing where hosts tell what they hold themselves."""

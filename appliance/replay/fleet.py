@@ -1,12 +1,15 @@
 """Fleet replay: one trace over several hosts, each with the planner of a daemon, behind one router.
 
-Each host computes one prompt at a time, in the order in which they can begin: prompts sent to a busy host
-wait, which the replay of one host leaves out. Hosts fetch from each other over one link in each direction per
-host. A search sees what other hosts hold at that moment; a real inventory is up to 50 ms late.
+Each host computes one prompt at a time, in the order of arrival: prompts sent to a busy host wait, which the
+replay of one host leaves out. A prompt's blocks are looked up when its turn comes, as engines do, so it finds
+what those before it have computed; looked up on arrival, agents on 8 busy hosts found half of that. Hosts
+fetch from each other over one link in each direction per host. A search sees what other hosts hold at that
+moment; a real inventory is up to 50 ms late.
 """
 
 import gc
 import time
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,10 +29,14 @@ from .future import TraceFuture
 from .outcomes import percentiles
 from .setups import Setup
 from .shell import PROGRESS_STEP, Progress
-from .timed import SETTLE_S, TimedShell
+from .timed import BUSY_TICK_S, SETTLE_S, TimedShell
 from .traces import Trace
 from .virtual import LANDED, EdgeSpeed, VirtualClock
 
+#: Requests of one host that load blocks at a time while it computes nothing.
+MAX_READING: Final = 8
+#: Of a put: what was just computed is in the runtime's own cache, too, so the next prompt finds it.
+AT_ONCE: Final = EdgeSpeed(1e15, 0.0)
 ROUTES: Final = ("round-robin", "sticky", "least-loaded", "rank")
 
 
@@ -47,9 +54,11 @@ class FleetOutcome:
 
     route: str
     num_hosts: int
+    has_store: bool
     num_tokens: int  # asked for
     own_hit_ratio: float  # share of tokens that the host had
     fetched_ratio: float  # share of tokens that came from another host
+    stored_ratio: float  # from the store that they share
     computed_ratio: float
     ttft_s: dict[str, float]  # by percentile, and the mean
     imbalance: float  # prefill seconds of the busiest host over the mean
@@ -67,15 +76,25 @@ class _HostShell(TimedShell):
         speeds: Mapping[str, EdgeSpeed] | None,
         future: TraceFuture,
     ) -> None:
+        speeds = {f"staging>{fleet.setup.ladder.put_tier.label}": AT_ONCE, **(speeds or {})}
         super().__init__(fleet.trace, fleet.setup, None, speeds, clock=fleet.clock, future=future)
         self._fleet = fleet
         self._free_at = 0.0  # of its compute
-        self._expected_s: dict[int, float] = {}  # by request with blocks that are not read yet
+        self._queue: deque[int] = deque()  # requests that wait, the oldest first
+        self._begun: list[int] = []  # requests that read or compute
+        self._expected_s: dict[int, float] = {}  # of prefill, by request that is not read yet
+        self._coming: Counter[bytes] = Counter()  # names of blocks of all these requests
         self.sent_at = self.received_at = 0.0  # when its links are free
+        if self._store is not None:
+            self.execute |= {FetchBundle: self._fetch_from_store}
+            if fleet.hosts:
+                assert fleet.hosts[0]._store is not None
+                self._store.share(fleet.hosts[0]._store)
         if fleet.fleet_setup.network is not None:
             self.execute |= {SearchBundles: self._search, FetchBundle: self._fetch_from_host}
             self.state_prefill()
-            self.step(ev.SourceChanged(True, takes_exports=False, has_hosts=True), 0.0)
+            has_store = self._store is not None
+            self.step(ev.SourceChanged(True, takes_exports=has_store, has_hosts=True), 0.0)
 
     def queue_s(self) -> float:
         """Return seconds of prefill that wait or run."""
@@ -95,9 +114,33 @@ class _HostShell(TimedShell):
         assert not isinstance(result, Refusal)
         return result
 
-    def expect(self, request: int, prefill_s: float) -> None:
-        """Count a request's prefill as waiting until its blocks are read."""
+    def num_expected(self, chain: Sequence[bytes], num_held: int) -> int:
+        """Return how many blocks of a chain it will have when its turn comes behind all that wait."""
+        coming = (number for number in range(num_held, len(chain)) if not self._coming[chain[number]])
+        return next(coming, len(chain))
+
+    def send(self, request: int, prefill_s: float) -> None:
+        """Queue a request; `prefill_s` of prefill are expected of it."""
+        self._coming.update(self.chain_of(request))
+        self._queue.append(request)
         self._expected_s[request] = prefill_s
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the next requests if the compute is idle: only then are their blocks looked up."""
+        while self._queue and self.clock.now >= self._free_at and len(self._begun) < MAX_READING:
+            request = self._queue[0]
+            if self._is_being_computed(request):
+                return
+            self._queue.popleft()
+            self._begun.append(request)
+            self.serve(request)
+
+    def _is_being_computed(self, request: int) -> bool:
+        """Return whether the first block that a request lacks comes of one that was begun before it."""
+        chain = self.chain_of(request)[: int(self.trace.num_asked[request])]
+        there = self.found(int(self.trace.namespace[request]), chain).num_blocks
+        return there < len(chain) and any(chain[there] in self.chain_of(other) for other in self._begun)
 
     def computed_at(self, begin_at: float, prefill_s: float) -> float:
         """Return when a prefill ends behind those that wait."""
@@ -107,16 +150,24 @@ class _HostShell(TimedShell):
         return begin_at
 
     def _read(self, request: int, tiers: bytes, lease_id: int) -> None:
-        self._expected_s.pop(request, None)
         super()._read(request, tiers, lease_id)
+        del self._expected_s[request]
+        self.clock.at(self._free_at + BUSY_TICK_S, partial(self._computed, request))  # it is put by then
+
+    def _computed(self, request: int) -> None:
+        self._begun.remove(request)
+        self._coming.subtract(self.chain_of(request))
+        self._begin()
 
     def _search(self, search: SearchBundles) -> None:
         names = search.blocks
         others = (host for host in self._fleet.hosts if host is not self)
         num_blocks = max((host.num_of(search, names) for host in others), default=0)
+        num_found = (search.num_here + num_blocks) // blocks_per_bundle(search.identity.geometry)
+        if self._store is not None and self._store.num_bundles(search) > num_found:
+            return self._store.search(search)
         if num_blocks:
             num_blocks += search.num_here
-            num_found = num_blocks // blocks_per_bundle(search.identity.geometry)
             answer = ev.SourceSearched(search.search, num_found, -1, is_stored=False, num_blocks=num_blocks)
         else:
             answer = ev.SourceSearched(search.search, 0, -1)
@@ -139,6 +190,8 @@ class _HostShell(TimedShell):
             if host is not self and host.found(namespace, names).num_blocks == len(names)
         ]
         holder = min(holders, key=lambda host: host.sent_at, default=None)
+        if holder is None and self._store is not None:
+            return self._fetch_from_store(fetch)
         for copy, items in fetch.batches:
             landed_at, outcome = self.clock.now, CopyOutcome(Cause.SOURCE_GONE)
             if holder is not None:
@@ -155,11 +208,19 @@ class _HostShell(TimedShell):
             finished = ev.CopyFinished(copy, [outcome] * len(items))
             self.clock.at(landed_at, partial(self._step, finished))
 
+    def _fetch_from_store(self, fetch: FetchBundle) -> None:
+        assert self._store is not None
+        before = self._store.usage["received_bytes"]
+        self._fetch(fetch)
+        num_bytes = self._store.usage["received_bytes"] - before
+        namespace = self._fleet.namespace_of[fetch.bundle.identity.digest]
+        self._fleet.stored_tokens += self._fleet.tokens_of_bytes(namespace, num_bytes)
+
 
 class FleetReplay:
     """Replays one trace over `fleet_setup.num_hosts` hosts, each with all of `setup`.
 
-    Raises ValueError for a route that does not exist, a setup that is not timed or has a store.
+    Raises ValueError for a route that does not exist, a setup that is not timed.
     """
 
     def __init__(
@@ -174,17 +235,18 @@ class FleetReplay:
             raise ValueError(f"no route {fleet_setup.route!r}; known: {', '.join(ROUTES)}")
         if fleet_setup.num_hosts < 1:
             raise ValueError("a fleet has at least one host")
-        if not setup.is_timed or setup.store is not None:
-            raise ValueError("a fleet is replayed with --tiers, and without --object")
+        if not setup.is_timed:
+            raise ValueError("a fleet is replayed with --tiers")
         self.trace, self.setup, self.fleet_setup = trace, setup, fleet_setup
         self.clock = VirtualClock()
         self.network_bytes = 0
-        self.fetched_tokens = 0.0
+        self.fetched_tokens = self.stored_tokens = 0.0
         self.namespace_of: dict[bytes, int] = {}  # number in the trace, by digest
         self._progress = progress or (lambda _: None)
         future = TraceFuture(trace, trace.names())
         self.hosts: list[_HostShell] = []
-        self.hosts += [_HostShell(self, speeds, future) for _ in range(fleet_setup.num_hosts)]
+        for _ in range(fleet_setup.num_hosts):
+            self.hosts.append(_HostShell(self, speeds, future))
         first = self.hosts[0]
         for number, namespace_id in enumerate(first.namespace_ids):
             digest = first.planner.catalog.namespaces[namespace_id].identity.digest
@@ -235,11 +297,10 @@ class FleetReplay:
         number = self._pick(request, chain)
         self._num_routed += 1
         host, namespace = self.hosts[number], int(self.trace.namespace[request])
-        if chain:
-            there = host.found(namespace, chain).num_blocks
-            if there < len(chain):
-                host.expect(request, self._compute_s(namespace, there, len(chain) - there))
-        host.serve(request)
+        if not chain:
+            return host.serve(request)
+        there = host.num_expected(chain, host.found(namespace, chain).num_blocks)
+        host.send(request, self._compute_s(namespace, there, len(chain) - there))
 
     def _compute_s(self, namespace: int, first: int, count: int) -> float:
         host = self.hosts[0]
@@ -287,12 +348,13 @@ class FleetReplay:
                 num_bytes = (most - there.num_blocks) * block_bytes
                 wait_s = max(0.0, host.received_at - self.clock.now)
                 fetch_s = wait_s + network.latency_s + num_bytes / network.bandwidth_bytes_per_s
+            num_held = host.num_expected(chain, there.num_blocks)
             offers.append(
                 HostOffer(
                     str(number),
-                    there.num_blocks,
+                    num_held,
                     there.load_s,
-                    max(most, there.num_blocks),
+                    max(most, num_held),
                     fetch_s,
                     host.queue_s(),
                     host.is_full,
@@ -309,6 +371,7 @@ class FleetReplay:
         num_hits = np.stack([host.num_hits for host in hosts]).max(axis=0)  # a request has one host
         hit_tokens = float(trace.tokens_of(num_hits).sum())
         fetched = min(self.fetched_tokens, hit_tokens)
+        stored = min(self.stored_tokens, hit_tokens - fetched)
         ttft_s = np.concatenate([host._ttft_s[~np.isnan(host._ttft_s)] for host in hosts])
         prefill_s = [host._prefill_s for host in hosts]
         mean_s = sum(prefill_s) / len(hosts)
@@ -316,9 +379,11 @@ class FleetReplay:
         return FleetOutcome(
             route=self.fleet_setup.route,
             num_hosts=len(hosts),
+            has_store=self.setup.store is not None,
             num_tokens=num_tokens,
-            own_hit_ratio=(hit_tokens - fetched) / total,
+            own_hit_ratio=(hit_tokens - fetched - stored) / total,
             fetched_ratio=fetched / total,
+            stored_ratio=stored / total,
             computed_ratio=1 - hit_tokens / total,
             ttft_s=percentiles(ttft_s),
             imbalance=max(prefill_s) / mean_s if mean_s else 1.0,

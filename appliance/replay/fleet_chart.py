@@ -20,11 +20,14 @@ def fleet_chart(title: str, outcomes: Sequence[FleetOutcome]) -> "Figure":
     """Return the figure: a bar of hits and a bar of seconds for each route, in their order."""
     figure = new_figure(9, 1.2 + 0.55 * len(outcomes))
     hits, times = figure.subplots(1, 2, sharey=True)
-    labels = [f"{one.route}, {one.num_hosts} hosts" for one in outcomes]
+    labels = [f"{one.route}, {one.num_hosts} hosts{', store' * one.has_store}" for one in outcomes]
     own = [100 * one.own_hit_ratio for one in outcomes]
     hits.barh(labels, own, color=COLOURS[0], label="own memory")
     other = [100 * one.fetched_ratio for one in outcomes]
     hits.barh(labels, other, left=own, color=COLOURS[5], label="other hosts")
+    if any(stored := [100 * one.stored_ratio for one in outcomes]):
+        ends = [a + b for a, b in zip(own, other, strict=True)]
+        hits.barh(labels, stored, left=ends, color=COLOURS[2], label="store")
     hits.set_xlabel("tokens found, %")
     hits.legend(loc="lower right", frameon=False)
     mean_s = [one.ttft_s["mean"] for one in outcomes]

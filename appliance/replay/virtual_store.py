@@ -1,9 +1,10 @@
-"""VirtualStore: an object store on the virtual clock, under the one host that is replayed.
+"""VirtualStore: an object store on the virtual clock, as one host sees it.
 
-What it brings is what the host's own tiers had dropped: the trace of one host does not say what other hosts
-would have stored for it. A search takes a round trip for each probe, a bundle one before its first byte.
-Bundles share a link in each direction and are stored and read one after the other. One that was neither
-stored nor read for KEPT_DAYS is forgotten, as epochs are, and the one used longest ago beyond the capacity.
+Under one host it brings what the host's own tiers had dropped: the trace of one host does not say what other
+hosts would have stored for it. Hosts of a fleet share one, each over links of its own. A search takes a round
+trip for each probe, a bundle one before its first byte. Bundles share a link in each direction and are stored
+and read one after the other. One that was neither stored nor read for KEPT_DAYS is forgotten, as epochs are,
+and the one used longest ago beyond the capacity.
 """
 
 from collections import Counter, OrderedDict
@@ -38,16 +39,34 @@ class _Bundle:
         self.num_bytes, self.used_at, self.is_read = num_bytes, used_at, False
 
 
+class _Contents:
+    """Bundles, the one used longest ago first, and their bytes."""
+
+    def __init__(self) -> None:
+        self.bundles: OrderedDict[tuple[bytes, bytes], _Bundle] = OrderedDict()
+        self.num_bytes = 0
+
+
 class VirtualStore:
     """Answers the planner's instructions about a source; `finished` hears of each end."""
 
     def __init__(self, clock: VirtualClock, model: StoreModel, finished: Callable[[Event], None]) -> None:
         self._clock, self._model, self._finished = clock, model, finished
-        self._bundles: OrderedDict[tuple[bytes, bytes], _Bundle] = OrderedDict()  # used longest ago first
-        self._num_bytes = 0
+        self._held = _Contents()
         self._free_at = {"sent_bytes": 0.0, "received_bytes": 0.0}  # of the link in each direction
         #: Requests by operation, `sent_bytes`, `received_bytes`; bundles `stored` and, of these, ever `read`.
         self.usage: Counter[str] = Counter()
+
+    def share(self, other: "VirtualStore") -> None:
+        """Hold from now on what another host's view holds, and count as one."""
+        self._held, self.usage = other._held, other.usage
+
+    def num_bundles(self, search: SearchBundles) -> int:
+        """Return how many bundles of a chain are there, from the first one on."""
+        digest, held = search.identity.digest, self._held.bundles
+        return next(
+            (n for n, name in enumerate(search.names) if (digest, name) not in held), len(search.names)
+        )
 
     def search(self, search: SearchBundles) -> None:
         """Say later how many bundles of a chain are there."""
@@ -94,27 +113,29 @@ class VirtualStore:
         return None
 
     def _stored(self, key: tuple[bytes, bytes], num_bytes: int, export: int) -> None:
-        if key not in self._bundles:
+        if key not in self._held.bundles:
             self.usage["stored"] += 1
-            self._num_bytes += num_bytes
-            self._bundles[key] = _Bundle(num_bytes, self._clock.now)
-        while self._num_bytes > self._model.capacity_bytes:
+            self._held.num_bytes += num_bytes
+            self._held.bundles[key] = _Bundle(num_bytes, self._clock.now)
+        while self._held.num_bytes > self._model.capacity_bytes:
             self._forget()
         self._finished(ExportFinished(export, True, num_bytes))
 
     def _find(self, digest: bytes, name: bytes) -> _Bundle | None:
         """Return a bundle, which is used by that; None when it is not there."""
-        while self._bundles and next(iter(self._bundles.values())).used_at < self._clock.now - KEPT_S:
+        while (
+            self._held.bundles and next(iter(self._held.bundles.values())).used_at < self._clock.now - KEPT_S
+        ):
             self._forget()
-        bundle = self._bundles.get((digest, name))
+        bundle = self._held.bundles.get((digest, name))
         if bundle is not None:
             bundle.used_at = self._clock.now
-            self._bundles.move_to_end((digest, name))
+            self._held.bundles.move_to_end((digest, name))
         return bundle
 
     def _forget(self) -> None:
-        _, bundle = self._bundles.popitem(last=False)
-        self._num_bytes -= bundle.num_bytes
+        _, bundle = self._held.bundles.popitem(last=False)
+        self._held.num_bytes -= bundle.num_bytes
 
     def _carry(self, direction: str, num_bytes: int, ends_at: float = float("inf")) -> float:
         """Put bytes on the link, until `ends_at`; return when the last one would have arrived."""

@@ -61,6 +61,17 @@ def test_every_host_names_the_one_that_has_the_prompt(tmp_path: Path) -> None:
         assert {one.num_fetched for one in rank(first, 1).hosts} == {0}
 
 
+def test_a_prompt_that_was_sent_to_a_host_is_expected_there(tmp_path: Path) -> None:
+    with fleet(tmp_path, 3) as (asked, *others):
+        until(lambda: len(rank(asked, 1).hosts) == 3)
+        queues = {host.address: 0.0 for host in others}
+        first = rank(asked, 1, queues).hosts[0].address
+        busy = {address: 5.0 if address == first else 0.0 for address in queues}
+        again = rank(asked, 1, busy).hosts[0]
+        assert (again.address, again.num_held, again.num_computed) == (first, 0, 0)
+        assert rank(asked, 2, busy).hosts[0].address != first, "another prompt is not expected there"
+
+
 def test_blocks_on_another_host_s_disk_take_their_time(tmp_path: Path) -> None:
     """Drained to disk and started again: a host has its blocks there, and tells so."""
     nvme = f"{{path: {tmp_path}/nvme, capacity: 256MiB}}"

@@ -15,6 +15,7 @@ from kvtier.appliance.replay.setups import ModelShape, Setup, choice_of
 from kvtier.appliance.replay.timed import TimedShell
 from kvtier.appliance.replay.traces import Trace
 from kvtier.appliance.replay.virtual import EdgeSpeed
+from kvtier.appliance.replay.virtual_store import StoreModel
 from kvtier.tiers.block import Tier
 
 from .traces import drawn, request, trace_of
@@ -26,10 +27,17 @@ SETUP = Setup(
 NETWORK = EdgeSpeed(10e9, 0.001)
 
 
-def fleet(trace: Trace, num_hosts: int, route: str, network: EdgeSpeed | None = None) -> FleetOutcome:
-    outcome = FleetReplay(trace, SETUP, FleetSetup(num_hosts, route, network)).run()
+def fleet(
+    trace: Trace,
+    num_hosts: int,
+    route: str,
+    network: EdgeSpeed | None = None,
+    store: StoreModel | None = None,
+) -> FleetOutcome:
+    outcome = FleetReplay(trace, replace(SETUP, store=store), FleetSetup(num_hosts, route, network)).run()
     assert outcome.problems == []
-    assert outcome.own_hit_ratio + outcome.fetched_ratio + outcome.computed_ratio == pytest.approx(1)
+    shares = (outcome.own_hit_ratio, outcome.fetched_ratio, outcome.stored_ratio, outcome.computed_ratio)
+    assert sum(shares) == pytest.approx(1)
     return outcome
 
 
@@ -102,6 +110,23 @@ def test_hosts_that_fetch_compute_less_and_the_network_carries_it() -> None:
     assert outcome.network_bytes == round(outcome.fetched_ratio * trace.num_tokens.sum() / 512) * 64 * MIB > 0
 
 
+def test_hosts_share_a_store_and_ask_each_other_first() -> None:
+    prompts = [[1, 2, 3, 4], [11, 12], [21, 22], [31, 32], *([1, 2, 3, 4] for _ in range(4))]
+    trace = trace_of(*(request(60_000 * n, prompt) for n, prompt in enumerate(prompts)))
+    store = StoreModel(1e12, 10e9, 0.03)
+    alone = fleet(trace, 4, "round-robin", store=store)
+    assert (alone.has_store, alone.fetched_ratio) == (True, 0.0)
+    assert alone.stored_ratio > 0, "the first host's second use stores it for the others"
+    both = fleet(trace, 4, "round-robin", NETWORK, store)
+    assert (both.stored_ratio, both.fetched_ratio > 0) == (0.0, True)
+
+
+def test_a_prompt_finds_what_those_before_it_in_the_queue_computed() -> None:
+    trace = trace_of(*(request(n, [1, 2, 3, 4]) for n in range(8)))
+    assert fleet(trace, 1, "rank").computed_ratio == pytest.approx(1 / 8)
+    assert fleet(trace, 4, "rank").computed_ratio == pytest.approx(1 / 8), "the same host gets all of them"
+
+
 def test_prompts_queue_at_a_host_and_least_loaded_spreads_them() -> None:
     trace = trace_of(*(request(n, [10 * n + k for k in range(8)]) for n in range(16)))
     one, four = fleet(trace, 1, "least-loaded"), fleet(trace, 4, "least-loaded")
@@ -132,7 +157,6 @@ def test_the_command_prints_a_row_for_each_route(tmp_path: Path) -> None:
     assert (row["route"], row["num_hosts"], row["problems"]) == ("rank", 3, [])
     for more, fix in (
         (["--network", "0B/s"], "no bandwidth"),
-        (["--object", "1TiB@1GB/s"], "one --tiers"),
         (["--policy", "lru", "--policy", "urgency"], "one --policy"),
     ):
         refused = CliRunner().invoke(cli, [*words, *more])
