@@ -154,6 +154,26 @@ class Grpc(_Model):
     """Port of pod and Service."""
 
 
+class SecretName(_Model):
+    """A Secret in the release's namespace."""
+
+    secret_name: str = ""
+    """Name of the Secret. Empty: none."""
+
+
+class Directory(SecretName):
+    """etcd, Redis or Valkey in which hosts find each other beside the headless Service, such as those of
+    several clusters. The Secret has the files `password`, `ca.crt`, `tls.crt` and `tls.key`, each where the
+    directory asks for it."""
+
+    url: str = ""
+    """Address, as `peers.directory.url` of docs/policy-settings.md. Empty: no directory. Name it in
+    networkPolicy.egress, too."""
+    index: bool = False
+    """Keep in Redis or Valkey which host holds what, instead of a stream between every two hosts: above 64
+    hosts or so."""
+
+
 class Fleet(_Model):
     """Daemons that read from each other's memory before they compute (docs/operate/fleet.md): a headless
     Service is the list of hosts. Every daemon of the release is one of them."""
@@ -163,13 +183,7 @@ class Fleet(_Model):
     RELEASE-hosts.NAMESPACE.svc, which no client has, and is for servers and clients."""
     data_port: Port = 50052
     """Port of the pods at which hosts read bytes from each other."""
-
-
-class SecretName(_Model):
-    """A Secret in the release's namespace."""
-
-    secret_name: str = ""
-    """Name of the Secret. Empty: none."""
+    directory: Directory = Directory()
 
 
 class TlsSecret(SecretName):

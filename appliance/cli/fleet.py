@@ -42,14 +42,18 @@ def fleet(context: click.Context, target: str | None, as_json: bool) -> None:
     address = resolve(target)
     with admin(address) as stub:
         answer = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
-    if not answer.hosts:
+    if not (answer.hosts or answer.HasField("directory")):
         raise Failed("this daemon knows no other hosts; name them in `peers.hosts`")
     if as_json:
-        print_json({"hosts": [plain(host) for host in answer.hosts], "counters": _counters(answer)})
+        directory = plain(answer.directory) if answer.HasField("directory") else None
+        hosts = [plain(host) for host in answer.hosts]
+        print_json({"hosts": hosts, "directory": directory, "counters": _counters(answer)})
         return
     screen = console()
     screen.print(hosts_table(answer))
     screen.print(_flow(answer), soft_wrap=True)
+    if answer.HasField("directory"):
+        screen.print(_directory_line(answer.directory), soft_wrap=True)
 
 
 @fleet.command()
@@ -144,6 +148,17 @@ def fleet_line(answer: admin_pb2.GetStatusResponse) -> str:
     line = f"{num_live} of {count(len(others), 'other host')} live; "
     line += f"received {about_bytes(counters.get('bytes_received', 0))}, "
     return line + f"sent {about_bytes(counters.get('bytes_sent', 0))}"
+
+
+def _directory_line(directory: admin_pb2.DirectoryStatus) -> Text:
+    """Return whether the directory answers, and what it has."""
+    if directory.problem:
+        return Text(f"\ndirectory {directory.address}: {directory.problem}", "bold red")
+    line = f"\ndirectory {directory.address} answers, and named {count(directory.num_hosts, 'other host')}"
+    if directory.has_index:
+        line += f"; its index has {count(directory.num_indexed, 'bundle')} of this host"
+        line += "" if directory.is_index_up else ", and does not work just now"
+    return Text(line)
 
 
 def _counters(answer: admin_pb2.GetStatusResponse) -> dict[str, int]:

@@ -176,6 +176,24 @@ class Fleet:
             counters += part.counters if part is not None else Counter()
         return counters + (self.hosts.counters if isinstance(self.hosts, IndexedHosts) else Counter())
 
+    @property
+    def _is_index_up(self) -> bool:
+        is_asked = isinstance(self.hosts, IndexedHosts) and self.hosts.is_open
+        return is_asked and self.writer is not None and not self.writer.is_failing
+
+    def directory_status(self) -> dict[str, Any] | None:
+        """Return the fields of DirectoryStatus; None without a directory."""
+        if self.meeting is None:
+            return None
+        return {
+            "address": str(parse_address(self._settings.peers.directory.url)),
+            "problem": self.meeting.problem,
+            "num_hosts": len(self.meeting.lives.records),
+            "has_index": self.index is not None,
+            "is_index_up": self._is_index_up,
+            "num_indexed": self.writer.num_told if self.writer is not None else 0,
+        }
+
     def summary(self) -> dict[str, Any]:
         """Return the hosts, what flowed, and what is held twice: `fleet` of docs/web-api.md."""
         hosts = []

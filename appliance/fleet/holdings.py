@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from ...sources.directories.records import OLDEST, PROTOCOL
 from ...sources.objects.limits import blocks_per_bundle
 from ...sources.peers.inventory import short_names
 from ...tiers.block import Tier
@@ -116,6 +117,7 @@ class Holdings:
     ) -> AsyncIterator[pb.WatchInventoryResponse]:
         first = self._message([])
         first.is_reset = is_reset
+        first.protocol, first.oldest = PROTOCOL, OLDEST
         yield first
         for number, digest in namespaces.items():
             chunk: dict[bytes, Tier] = {}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from ...sources.directories.records import refusal_of
 from ...sources.peers.inventory import NAME_BYTES, HostInventory, short_names
 from ...v1 import peer_pb2 as pb
 from ...v1.peer_pb2_grpc import PeerServiceStub
@@ -145,6 +146,8 @@ class Hosts:
                 host.name = "".join(filter(str.isprintable, message.host))[:MAX_HOST_NAME]
                 host.load, host.tells_tiers = message.load, message.tells_tiers
                 if message.is_reset:
+                    if refusal := refusal_of(message.protocol or 1, message.oldest or 1):
+                        raise OSError(refusal)
                     coming = HostInventory()
                 num_names = await _take(coming, message, digests)
                 if message.is_complete:

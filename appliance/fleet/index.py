@@ -80,6 +80,11 @@ class IndexedHosts:
         """See KnownHosts."""
         return [host for host in self._lives.values() if host.is_live] if self._is_open else []
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the index is asked."""
+        return self._is_open
+
     def at(self, address: str) -> FleetHost | None:
         """See KnownHosts. Of two lives the one that was met last."""
         found = [host for host in self._lives.values() if host.address == address and host.is_live]

@@ -43,6 +43,7 @@ class HoldingsWriter:
         self._watch = watch
         self._told = HostInventory()  # what the index has of this host, as far as known
         self._following: asyncio.Task[None] | None = None
+        self.is_failing = False
         self.counters: Counter[str] = Counter()
 
     @property
@@ -75,6 +76,7 @@ class HoldingsWriter:
             if not isinstance(failure, DirectoryError):
                 log.error("what this host holds was not written into the index", exc_info=failure)
             self.counters["index_writes_failed"] += 1
+            self.is_failing = True
             await asyncio.sleep(retry_s * (0.5 + random.random() / 2))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 
@@ -91,6 +93,7 @@ class HoldingsWriter:
                     for digest, names in former.beyond(told):
                         await self._remove(digest, names)
                     self._told, former = told, HostInventory()
+                    self.is_failing = False
 
     async def _write(self, told: HostInventory, change: pb.InventoryChange) -> None:
         """Write one change into the index, and what it has now into `told`."""

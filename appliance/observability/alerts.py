@@ -119,6 +119,22 @@ ALERTS = (
         "Raise `object.daily_exports`, or set `object.price`, so that only what pays is stored.",
     ),
     Alert(
+        "KvtierDirectoryLost",
+        "kvtier_directory_up == 0",
+        "10m",
+        "warning",
+        "The directory of hosts does not answer, or does not take this host: new hosts are not found.",
+        "`kvtier fleet` says why. Known hosts stay; blocks are computed where no host is known.",
+    ),
+    Alert(
+        "KvtierIndexLost",
+        "kvtier_index_up == 0",
+        "10m",
+        "warning",
+        "The index does not answer, or takes nothing of this host: hosts compute what others hold.",
+        "Most often Redis is slow, or full: raise its maxmemory (162 bytes a bundle). See `kvtier fleet`.",
+    ),
+    Alert(
         "KvtierLoopLate",
         "histogram_quantile(0.99, sum by (instance, le) (rate(kvtier_loop_late_seconds_bucket[10m]))) > 0.25",
         "15m",

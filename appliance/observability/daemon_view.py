@@ -150,6 +150,10 @@ class DaemonView:
         """Return the fields of HostStatus for each other host; nothing without `peers`."""
         return self.fleet.rows() if self.fleet is not None else []
 
+    def directory_status(self) -> dict[str, Any] | None:
+        """Return the fields of DirectoryStatus; None without a directory."""
+        return self.fleet.directory_status() if self.fleet is not None else None
+
     def source_status(self) -> dict[str, Any] | None:
         """Return what is known of the object store and its use; None without one.
 

@@ -286,6 +286,19 @@ def _peer_counters(prefix: str) -> Callable[[DaemonView], Pairs]:
 peer_fetches = _peer_counters("fetches_")
 peer_tickets = _peer_counters("tickets_")
 peer_bytes = _peer_counters("bytes_")
+directory_events = _peer_counters("directory_")
+index_events = _peer_counters("index_")
+
+
+def directory_up(view: DaemonView) -> Pairs:
+    """Return 1 where the directory answers and takes this host, else 0; nothing without a directory."""
+    return [] if (status := view.directory_status()) is None else [((), float(not status["problem"]))]
+
+
+def index_up(view: DaemonView) -> Pairs:
+    """Return 1 where the index is asked and takes what this host holds, else 0; nothing without an index."""
+    status = view.directory_status()
+    return [((), float(status["is_index_up"]))] if status is not None and status["has_index"] else []
 
 
 def source(key: str) -> Callable[[DaemonView], Pairs]:

@@ -253,6 +253,22 @@ FLEET = (
     Metric("kvtier_peer_bytes_total", "counter", ("direction",),
            "Payload `sent` to and `received` from other hosts, and what of the first codecs `saved`.",
            "Traffic between hosts.", sources.peer_bytes),
+    Metric("kvtier_directory_up", "gauge", (),
+           "1: the directory of `peers.directory` answers and has this host; 0: it does not.",
+           "0: no new host is found; the known ones stay.", sources.directory_up),
+    Metric("kvtier_directory_events_total", "counter", ("outcome",),
+           "Meetings in the directory: `met`, `failed`, `refused` (it takes no more hosts); what was found "
+           "there: `entered_again`, `entries_unreadable`, `twins`.",
+           "`failed`, `refused`: the directory; `twins`: two hosts at one address.",
+           sources.directory_events),
+    Metric("kvtier_index_up", "gauge", (),
+           "1: the index of `peers.directory.index` is asked and takes what this host holds; 0: it does not.",
+           "0: this host finds nothing at others, or they nothing here.", sources.index_up),
+    Metric("kvtier_index_events_total", "counter", ("outcome",),
+           "Of the index: `looks`, `bundles_asked`, `looks_left_out`, `failed`; `bundles_added`, "
+           "`bundles_removed`, `writes_failed`.",
+           "`failed`: other hosts are not asked; `writes_failed`: they do not ask this one.",
+           sources.index_events),
 )  # fmt: skip
 
 METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *CODECS, *SOURCE, *FLEET, *HELD)

@@ -139,6 +139,10 @@ class Observability:
         """Return the fields of HostStatus for each other host."""
         return self.view.hosts()
 
+    def directory_status(self) -> dict[str, Any] | None:
+        """Return the fields of DirectoryStatus; None without a directory."""
+        return self.view.directory_status()
+
     def source_status(self) -> dict[str, Any] | None:
         """Return what is known of the object store, by the names of SourceStatus; None without one."""
         return self.view.source_status()

@@ -65,6 +65,7 @@ class AdminService:
         service = self._service
         statistics = service.planner.statistics()
         engines = service.appliance.engines
+        directory = self._observability.directory_status()
         return pb.GetStatusResponse(
             version=__version__,
             epoch=service.facts.epoch,
@@ -105,6 +106,7 @@ class AdminService:
             writes=self._write_status(),
             source=self._source_status(),
             hosts=[pb.HostStatus(**host) for host in self._observability.hosts()],
+            directory=pb.DirectoryStatus(**directory) if directory is not None else None,
             ladder=service.tiers.announcement(),
             scrubs=[scrub_status(one, service.appliance.clock()) for one in self._observability.scrubs()],
         )

@@ -65,6 +65,10 @@ class ObservabilityPort(Protocol):
         """Return the fields of WriteStatus; None without a cold store."""
         ...
 
+    def directory_status(self) -> dict[str, Any] | None:
+        """Return the fields of DirectoryStatus; None without a directory."""
+        ...
+
     def source_status(self) -> dict[str, Any] | None:
         """Return the fields of SourceStatus; None without an object store."""
         ...

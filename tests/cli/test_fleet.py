@@ -59,3 +59,19 @@ def test_a_daemon_without_other_hosts_says_what_to_set(scripted: ScriptedAdmin, 
     result = run("fleet", target=target)
     assert result.exit_code == 1
     assert "peers.hosts" in result.stderr
+
+
+def test_the_directory_and_what_is_wrong_with_it_are_shown(scripted: ScriptedAdmin, target: str) -> None:
+    directory = scripted.status.directory
+    directory.address, directory.num_hosts, directory.has_index, directory.num_indexed = (
+        "redis://a",
+        3,
+        True,
+        40,
+    )
+    text = run("fleet", target=target).stdout
+    assert "directory redis://a answers, and named 3 other hosts; its index has 40 bundles" in text
+    assert "does not work" in text
+    directory.problem = "TimeoutError: no answer"
+    assert "directory redis://a: TimeoutError: no answer" in run("fleet", target=target).stdout
+    assert json.loads(run("fleet", "--json", target=target).stdout)["directory"]["num_indexed"] == 40

@@ -251,6 +251,17 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "idle key": ({"masterKey": {"secretName": "s"}}, "policy.tiers.nvme.capacity or policy.object.url"),
     "peers": ({"policy": {"peers": {"hosts": ["h:1"]}}}, "set fleet.enabled"),
     "no port": ({"fleet": {"enabled": True}}, "set grpc.enabled"),
+    "no fleet": ({"fleet": {"directory": {"url": "redis://a"}}}, "set fleet.enabled"),
+    "no way to the directory": (
+        {
+            "fleet": {"enabled": True, "directory": {"url": "redis://a"}},
+            "grpc": {"enabled": True},
+            "tls": {"secretName": "s"},
+            "networkPolicy": {"egress": []},
+        },
+        "add the directory to networkPolicy.egress",
+    ),
+    "no directory": ({"fleet": {"directory": {"index": True}}}, "has no url"),
     "same port": (
         {
             "fleet": {"enabled": True, "dataPort": 50051},
@@ -392,6 +403,19 @@ def test_the_hosts_of_a_fleet_find_each_other_by_one_name_that_their_certificate
     assert (ports["grpc"], ports["data"]) == (50051, peers.data_port)
     labels = daemonset["spec"]["template"]["metadata"]["labels"]
     assert hosts["spec"]["selector"].items() <= labels.items()
+
+
+def test_a_directory_is_named_and_its_secret_mounted() -> None:
+    [path] = [path for path in VALUE_SETS if "directory" in path.name]
+    manifests = render(values_of(path))
+    peers = settings_of(policies(manifests)[0]).peers
+    assert (peers.hosts, peers.directory.index) == ([], True), "an index knows all hosts"
+    assert peers.directory.credentials is not None
+    [daemonset] = of_kind(manifests, "DaemonSet")
+    [mount] = [one for one in daemon(daemonset)["volumeMounts"] if one["name"] == "directory"]
+    assert mount["mountPath"] == str(peers.directory.credentials)
+    volumes = {one["name"]: one for one in daemonset["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["directory"]["secret"]["secretName"] == "kvtier-redis"
 
 
 def test_the_network_policy_of_a_fleet_lets_hosts_reach_hosts_and_what_the_values_name() -> None:

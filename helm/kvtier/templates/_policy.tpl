@@ -12,7 +12,14 @@ Of (root, shape).
 {{- if $values.fleet.enabled -}}
 {{- $peers := default dict $policy.peers -}}
 {{- $hosts := include "kvtier.hostsName" .root -}}
-{{- $_ := set $peers "hosts" (list (printf "%s:%d" $hosts (int $values.grpc.port))) -}}
+{{- with $values.fleet.directory -}}
+{{- if .url -}}
+{{- $directory := dict "url" .url "index" .index -}}
+{{- if .secretName }}{{- $_ := set $directory "credentials" "/etc/kvtier-directory" }}{{- end -}}
+{{- $_ := set $peers "directory" $directory -}}
+{{- end -}}
+{{- if not .index }}{{- $_ := set $peers "hosts" (list (printf "%s:%d" $hosts (int $values.grpc.port))) }}{{- end -}}
+{{- end -}}
 {{- $_ := set $peers "data_port" (int $values.fleet.dataPort) -}}
 {{- if $values.tls.secretName }}{{- $_ := set $peers "certificate_name" $hosts }}{{- end -}}
 {{- $_ := set $policy "peers" $peers -}}

@@ -33,7 +33,7 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- if dig "access" "tls" "" $policy }}{{- $problems = append $problems "policy.access.tls is the chart's: put tls.crt, tls.key and ca.crt into a Secret and set tls.secretName" }}{{- end -}}
 {{- if dig "access" "tokens" "" $policy }}{{- $problems = append $problems "policy.access.tokens is the chart's: put the file into a Secret and set tokens.secretName" }}{{- end -}}
 {{- if $policy.encryption }}{{- $problems = append $problems "policy.encryption is the chart's: put the file of master keys into a Secret and set masterKey.secretName" }}{{- end -}}
-{{- if omit (default dict $policy.peers) "send_limit" }}{{- $problems = append $problems "policy.peers is the chart's, but for send_limit: set fleet.enabled, and fleet.dataPort" }}{{- end -}}
+{{- if omit (default dict $policy.peers) "send_limit" }}{{- $problems = append $problems "policy.peers is the chart's, but for send_limit: set fleet.enabled, fleet.dataPort and fleet.directory" }}{{- end -}}
 {{- if hasKey $dram "hugepages" }}{{- $problems = append $problems "policy.tiers.dram.hugepages is the chart's, because pages must be requested from Kubernetes, too: set hugePages.enabled" }}{{- end -}}
 {{- if hasKey $nvme "path" }}{{- $problems = append $problems "policy.tiers.nvme.path is the chart's: say under coldStore where on the node it is" }}{{- end -}}
 {{- if and $nvme (not $ways) }}{{- $problems = append $problems "policy.tiers.nvme has no place: set coldStore.hostPath.path (a directory on the device), coldStore.volumeClaim or coldStore.existingClaim" }}{{- end -}}
@@ -80,6 +80,11 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- if and $values.objectStore.expireSchedule (ne (len $urls) 1) }}{{- $problems = append $problems "objectStore.expireSchedule is for one store: set policy.object.url, the same for all nodeGroups" }}{{- end -}}
 {{- if and $values.fleet.enabled (not $values.grpc.enabled) }}{{- $problems = append $problems "fleet.enabled needs a port at which hosts call each other: set grpc.enabled" }}{{- end -}}
 {{- if and $values.fleet.enabled (or (eq (int $values.fleet.dataPort) (int $values.grpc.port)) (eq (int $values.fleet.dataPort) (int $values.http.port))) }}{{- $problems = append $problems "fleet.dataPort is the port of grpc or http: change one" }}{{- end -}}
+{{- with $values.fleet.directory -}}
+{{- if and .url (not $values.fleet.enabled) }}{{- $problems = append $problems "fleet.directory is where the hosts of a fleet meet: set fleet.enabled" }}{{- end -}}
+{{- if and (or .index .secretName) (not .url) }}{{- $problems = append $problems "fleet.directory has no url: write redis://HOST:PORT or etcd://HOST:PORT" }}{{- end -}}
+{{- if and .url $values.networkPolicy.enabled (not $values.networkPolicy.egress) }}{{- $problems = append $problems "fleet.directory.url is set and the NetworkPolicy lets nothing out: add the directory to networkPolicy.egress" }}{{- end -}}
+{{- end -}}
 {{- if eq (int $values.grpc.port) (int $values.http.port) }}{{- $problems = append $problems "grpc.port and http.port are the same: change one" }}{{- end -}}
 {{- if gt (len (include "kvtier.target" .root)) 107 }}{{- $problems = append $problems "socket.hostPath is too long for a socket: at most 87 characters" }}{{- end -}}
 {{- range .shapes -}}

@@ -168,6 +168,7 @@ class GetStatusResponse(_message.Message):
     SCRUBS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     HOSTS_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     uptime_s: _builtins.float
@@ -213,6 +214,10 @@ class GetStatusResponse(_message.Message):
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostStatus]:
         """the other hosts of the fleet, by address"""
 
+    @_builtins.property
+    def directory(self) -> Global___DirectoryStatus:
+        """absent: hosts are not found in etcd or Redis"""
+
     def __init__(
         self,
         *,
@@ -236,14 +241,56 @@ class GetStatusResponse(_message.Message):
         scrubs: _abc.Iterable[Global___ScrubStatus] | None = ...,
         source: Global___SourceStatus | None = ...,
         hosts: _abc.Iterable[Global___HostStatus] | None = ...,
+        directory: Global___DirectoryStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy", "source", b"source", "writes", b"writes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "encryption", b"encryption", "policy", b"policy", "source", b"source", "writes", b"writes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "hosts", b"hosts", "ladder", b"ladder", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "scrubs", b"scrubs", "source", b"source", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "directory", b"directory", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "hosts", b"hosts", "ladder", b"ladder", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "scrubs", b"scrubs", "source", b"source", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class DirectoryStatus(_message.Message):
+    """The service in which the hosts of a fleet find each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    NUM_HOSTS_FIELD_NUMBER: _builtins.int
+    HAS_INDEX_FIELD_NUMBER: _builtins.int
+    NUM_INDEXED_FIELD_NUMBER: _builtins.int
+    IS_INDEX_UP_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """without credentials"""
+    problem: _builtins.str
+    """why it does not answer, or does not take this host; empty: all is well"""
+    num_hosts: _builtins.int
+    """other lives that it named"""
+    has_index: _builtins.bool
+    num_indexed: _builtins.int
+    """bundles of this host that the index has, as far as known"""
+    is_index_up: _builtins.bool
+    """it is asked, and takes what this host holds"""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        num_hosts: _builtins.int = ...,
+        has_index: _builtins.bool = ...,
+        num_indexed: _builtins.int = ...,
+        is_index_up: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "has_index", b"has_index", "is_index_up", b"is_index_up", "num_hosts", b"num_hosts", "num_indexed", b"num_indexed", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectoryStatus: _TypeAlias = DirectoryStatus  # noqa: Y015
 
 @_typing.final
 class HostStatus(_message.Message):

@@ -55,6 +55,8 @@ class WatchInventoryResponse(_message.Message):
     CHANGES_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     TELLS_TIERS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """of the host: another one at every start"""
     host: _builtins.str
@@ -65,6 +67,9 @@ class WatchInventoryResponse(_message.Message):
     """the snapshot ends with this message"""
     tells_tiers: _builtins.bool
     """`added_on_disk` is told; older hosts do not, and then the tier of a block is unknown"""
+    protocol: _builtins.int
+    """With is_reset: what this host speaks, from `oldest` to `protocol`; 0: 1, as hosts did that did not say so."""
+    oldest: _builtins.int
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___InventoryChange]: ...
     @_builtins.property
@@ -79,10 +84,12 @@ class WatchInventoryResponse(_message.Message):
         changes: _abc.Iterable[Global___InventoryChange] | None = ...,
         load: _types_pb2.HostLoad | None = ...,
         tells_tiers: _builtins.bool = ...,
+        protocol: _builtins.int = ...,
+        oldest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "epoch", b"epoch", "host", b"host", "is_complete", b"is_complete", "is_reset", b"is_reset", "load", b"load", "tells_tiers", b"tells_tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "epoch", b"epoch", "host", b"host", "is_complete", b"is_complete", "is_reset", b"is_reset", "load", b"load", "oldest", b"oldest", "protocol", b"protocol", "tells_tiers", b"tells_tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,6 +57,7 @@ class HostileHost(PeerServiceServicer):
         self.trick = trick
         self.epoch = epoch
         self.tells_tiers = True  # False: and its load, as a host of an older version
+        self.oldest = 0  # protocol that it speaks at the least; 0: it does not say
         self.num_asked = 0
         self.num_connections = 0
         self._identity = identity
@@ -101,6 +102,8 @@ class HostileHost(PeerServiceServicer):
             epoch=self.epoch,
             host="h" * 500,
             is_reset=True,
+            protocol=self.oldest,
+            oldest=self.oldest,
             is_complete=True,
             changes=changes,
             load=load,

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from kvtier.clients import ExpectedBlocks, HostRank
+from kvtier.sources.directories.records import PROTOCOL
 from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -52,6 +53,22 @@ def test_what_it_sends_is_a_miss(trick: str, tmp_path: Path) -> None:
             host.put(chain)
             assert host.read(chain) == CHAIN_BLOCKS
         until(lambda: host.status().num_leases == 0)
+
+
+def test_a_host_of_a_later_protocol_is_refused_with_words(tmp_path: Path) -> None:
+    hostile = HostileHost("nothing", IDENTITY, names_of(1))
+    hostile.oldest = PROTOCOL + 1
+    host = Host(tmp_path / "host", free_port(), [f"127.0.0.1:{hostile.port}"], {})
+    try:
+        host.daemon.start()
+        host.register()
+        host.daemon.wait_for_log("upgrade this host")
+        [found] = host.status().hosts
+        assert (found.state, "it is newer" in found.problem) == ("down", True)
+        assert (host.read(1), hostile.num_asked) == (0, 0)
+    finally:
+        host.daemon.close()
+        hostile.close()
 
 
 def test_what_an_honest_host_has_is_read_from_there(tmp_path: Path) -> None:
