@@ -2,7 +2,7 @@
 
 Each host computes one prompt at a time, in the order of arrival: prompts sent to a busy host wait, which the
 replay of one host leaves out. A prompt's blocks are looked up when its turn comes, as engines do, so it finds
-what those before it have computed; looked up on arrival, agents on 8 busy hosts found half of that. Hosts
+what those before it have computed; looked up on arrival, sessions of agents on 8 busy hosts found half. Hosts
 fetch from each other over one link in each direction per host. A search sees what other hosts hold at that
 moment; a real inventory is up to 50 ms late.
 """
@@ -118,6 +118,11 @@ class _HostShell(TimedShell):
         """Return how many blocks of a chain it will have when its turn comes behind all that wait."""
         coming = (number for number in range(num_held, len(chain)) if not self._coming[chain[number]])
         return next(coming, len(chain))
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether requests wait, read or compute."""
+        return bool(self._queue or self._begun or self._waiting)
 
     def send(self, request: int, prefill_s: float) -> None:
         """Queue a request; `prefill_s` of prefill are expected of it."""
@@ -271,7 +276,7 @@ class FleetReplay:
             self._arrive_from(0)
             end_at = self.trace.duration_s + SETTLE_S
             while (when := self.clock.next_at()) is not None:
-                if when > end_at and not any(host._waiting for host in self.hosts):
+                if when > end_at and not any(host.is_busy for host in self.hosts):
                     break
                 self.clock.run_next()
         finally:

@@ -12,7 +12,7 @@ from kvtier.appliance.core.fleet.ranking import HostOffer, rank_hosts
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.replay.fleet import ROUTES, FleetOutcome, FleetReplay, FleetSetup
 from kvtier.appliance.replay.setups import ModelShape, Setup, choice_of
-from kvtier.appliance.replay.timed import TimedShell
+from kvtier.appliance.replay.timed import SETTLE_S, TimedShell
 from kvtier.appliance.replay.traces import Trace
 from kvtier.appliance.replay.virtual import EdgeSpeed
 from kvtier.appliance.replay.virtual_store import StoreModel
@@ -125,6 +125,14 @@ def test_a_prompt_finds_what_those_before_it_in_the_queue_computed() -> None:
     trace = trace_of(*(request(n, [1, 2, 3, 4]) for n in range(8)))
     assert fleet(trace, 1, "rank").computed_ratio == pytest.approx(1 / 8)
     assert fleet(trace, 4, "rank").computed_ratio == pytest.approx(1 / 8), "the same host gets all of them"
+
+
+def test_a_queue_that_outlasts_the_trace_is_served() -> None:
+    prompts = [[10 * n + k for k in range(8)] for n in range(400)]
+    trace = trace_of(*(request(n, prompt) for n, prompt in enumerate([*prompts, prompts[-1]])))
+    outcome = fleet(trace, 1, "rank")
+    assert outcome.ttft_s["p99"] > SETTLE_S
+    assert outcome.own_hit_ratio == pytest.approx(1 / 401)
 
 
 def test_prompts_queue_at_a_host_and_least_loaded_spreads_them() -> None:

@@ -2,7 +2,7 @@
 
 A prompt that follows one which still waits finds its blocks when its turn comes. Without this the second turn
 of a session, or a sibling that shares its beginning, counts as new everywhere, and is sent to another host:
-with queues of minutes that cost a third of all hits in replay (docs/operate/fleet.md). A promise is a
+with queues of minutes that cost 15 points of hits in replay (docs/operate/fleet.md). A promise is a
 hint: a block that never comes is computed.
 """
 
