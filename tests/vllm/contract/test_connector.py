@@ -371,12 +371,13 @@ def step(scheduled: dict[str, int], tables: dict[str, Any]) -> Any:
         scheduled_cached_reqs=cached,
         finished_req_ids=set(),
     )
-    if engine.STEPS_HAVE_TABLES:
+    kind = getattr(scheduler_output, "KVConnectorBlockState", None)
+    if kind and "block_ids" in kind.__annotations__:  # 0.29: tables of some requests, states of all
+        made.kv_connector_block_state = kind({}, {})
+    elif engine.STEPS_HAVE_TABLES:
         made.kv_connector_block_state = scheduler_output.KVConnectorBlockState(
             set(scheduled), tables.__getitem__, {}
         )
-    elif engine.OFFERS_STATES:  # 0.29: tables of some requests, states of all
-        made.kv_connector_block_state = scheduler_output.KVConnectorBlockState({}, {})
     return made
 
 
