@@ -35,14 +35,19 @@ def adopt(recovered: "RecoveredStore", namespaces: list[NamespaceEntry], core: C
     for segment in recovered.segments:
         log.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)
     for index, namespace in enumerate(namespaces):
-        mine = recovered.records[recovered.records["namespace_index"] == index]
-        mine = mine[_has_right_shape(mine, core, log, namespace)]
+        mine = _of(recovered.records, recovered.records["namespace_index"] == index)
+        mine = _of(mine, _has_right_shape(mine, core, log, namespace))
         if len(mine):
             _adopt_namespace(mine, core, namespace)
     core.story.count("blocks_recovered", core.catalog.num_blocks)
     for reason, number in recovered.reasons.items():
         core.story.count(f"recovery_{reason}", number)
     return core.catalog.num_blocks
+
+
+def _of(records: Records, which: npt.NDArray[np.bool_]) -> Records:
+    """Return the chosen records, without copying them when these are all."""
+    return records if which.all() else records[which]
 
 
 def _has_right_shape(
@@ -91,10 +96,10 @@ def _adopt_namespace(records: Records, core: CoreState, namespace: NamespaceEntr
 def _rows(hashes: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Number the distinct prefix hashes; return (number of each record, first record of each number)."""
     words = _words(hashes)
-    order = np.lexsort((words[:, 1], words[:, 0]))  # 128 bits tell hashes apart, at half the price
+    order = np.argsort(words[:, 0], kind="stable")  # 64 bits tell hashes apart, at a third of the price
     differs = words[order[1:]] != words[order[:-1]]
-    if np.any(differs[:, 2:].any(axis=1) & ~differs[:, :2].any(axis=1)):
-        # Clients choose the names: two of them that share 128 bits may be no accident, but are no duplicates.
+    if np.any(differs[:, 1:].any(axis=1) & ~differs[:, 0]):
+        # Clients choose the names: two of them that share 64 bits may be no accident, but are no duplicates.
         order = np.lexsort(tuple(words[:, column] for column in (3, 2, 1, 0)))
         differs = words[order[1:]] != words[order[:-1]]
     is_first = np.ones(len(order), dtype=bool)
@@ -105,8 +110,8 @@ def _rows(hashes: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 
 def _words(hashes: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return hashes as rows of four words."""
-    return np.ascontiguousarray(hashes).view("<u8").reshape(-1, 4)
+    """Return hashes as rows of four words, which are in the same order as their bytes."""
+    return np.ascontiguousarray(hashes).view(">u8").astype(np.uint64).reshape(-1, 4)
 
 
 def _parents(
@@ -195,7 +200,11 @@ def _extend_fragments(
 
 def _encodings(catalog: Catalog, records: Records) -> npt.NDArray[np.uint16]:
     """Return the number of each record's encoding."""
-    forms, which = np.unique(records[["codec", "stored_length"]], return_inverse=True)
+    # As one word each: rows of two fields are sorted fifty times as slowly, which was most of a start.
+    forms = records["stored_length"] << np.uint64(16) | records["codec"]
+    forms, which = np.unique(forms, return_inverse=True)
     number_of = catalog.encodings.number_of
-    numbers = [number_of(Encoding(*form) if form[0] else None) for form in forms.tolist()]
+    numbers = [
+        number_of(Encoding(form & 0xFFFF, form >> 16) if form & 0xFFFF else None) for form in forms.tolist()
+    ]
     return np.array(numbers, np.uint16)[which]

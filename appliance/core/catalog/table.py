@@ -52,12 +52,10 @@ class BlockTable:
             yield from shard.values()
 
     def add_many(self, prefix_hashes: Sequence[bytes], first_row: int) -> None:
-        """Add many hashes at once, with consecutive rows from `first_row`."""
+        """Add many hashes at once, in ascending order, with consecutive rows from `first_row`."""
         first_bytes = np.frombuffer(b"".join(prefix_hashes), np.uint8)[::HASH_BYTES]
-        order = np.argsort(first_bytes, kind="stable")
-        bounds = np.searchsorted(first_bytes[order], np.arange(NUM_SHARDS + 1)).tolist()
-        indices = order.tolist()
+        bounds = np.searchsorted(first_bytes, np.arange(NUM_SHARDS + 1)).tolist()
         for shard, start, end in zip(self.shards, bounds, bounds[1:], strict=False):
-            members = indices[start:end]
-            names = [prefix_hashes[index] for index in members]
-            shard.update(zip(names, [first_row + index for index in members], strict=True))
+            shard.update(
+                zip(prefix_hashes[start:end], range(first_row + start, first_row + end), strict=True)
+            )
