@@ -37,6 +37,9 @@ def serve(
       kvtier serve --listen 127.0.0.1:50051 --set access.insecure=true
       kvtier serve --policy policy.yaml --check
     """
+    if keeper is None and not check:  # before settings are read: the daemon does that, and it takes 0.3 s
+        # -P: its folder is no place to look for modules.
+        os.execv(sys.executable, [sys.executable, "-P", str(SUPERVISOR), *sys.argv[1:]])
     if listen:
         quoted = ", ".join(f"'{address}'" for address in listen)
         overrides = [*overrides, f"listen=[{quoted}]"]
@@ -44,9 +47,7 @@ def serve(
     if check:
         click.echo(loaded.settings.to_yaml(), nl=False)
         return
-    if keeper is None:
-        # -P: its folder is no place to look for modules.
-        os.execv(sys.executable, [sys.executable, "-P", str(SUPERVISOR), *sys.argv[1:]])
+    assert keeper is not None
     from ..host.process import run  # late: `--help` and `--check` need no server code
 
     raise SystemExit(run(loaded, keeper))
