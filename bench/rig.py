@@ -14,7 +14,6 @@ from typing import Any
 
 from bench.peers import ROOT, is_installed, python_of
 
-MIB = 1 << 20
 Answer = dict[str, Any]
 
 

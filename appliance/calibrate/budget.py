@@ -3,10 +3,9 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Final, Literal, TypeAlias, cast
 
 Kind: TypeAlias = Literal["ppl", "kl", "ratio"]
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EXAMPLES: Final = "'ppl +0.5%', 'kl 0.002' or 'ratio 4.5'"
 _BUDGET = re.compile(r"\s*(ppl|kl|ratio)\s*(\+?)\s*([0-9]*\.?[0-9]+(?:[eE]-?[0-9]+)?)\s*(%|x|)\s*")
 

@@ -70,11 +70,6 @@ class CodecChoice:
         """Return the same for fragments that must not lose anything, whatever their namespace agreed to."""
         return tuple(self._encoding(identity, group) for group in range(identity.geometry.num_groups))
 
-    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
-        """Return how many blocks at the end of a chain the namespace's profile keeps exact."""
-        profiled = self.profiled.get(identity.profile_digest)
-        return math.ceil(profiled.profile.recent_tokens / identity.geometry.block_tokens) if profiled else 0
-
     def _profiled_encoding(
         self, profiled: Profiled, identity: NamespaceIdentity, group: int
     ) -> Encoding | None:

@@ -38,10 +38,6 @@ class Compression(Protocol):
         """Return the same for fragments that must not lose anything, or anything more."""
         ...
 
-    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
-        """Return how many blocks at the end of a chain must not lose anything."""
-        ...
-
 
 def is_lossy(codec_id: int) -> bool:
     """Whether fragments may lose something in a codec."""
@@ -58,10 +54,6 @@ class NoCompression:
     def exact_encodings_of(self, identity: NamespaceIdentity) -> "tuple[Encoding | None, ...]":
         """Return the same."""
         return self.encodings_of(identity)
-
-    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
-        """Return 0: nothing loses anything."""
-        return 0
 
 
 class Encodings:

@@ -46,7 +46,6 @@ class Holdings:
         self._load = load
         self._log_tier = log_tier
         self.num_watchers = 0
-        self.num_resets = 0  # of hosts that read too slowly
 
     async def watch(
         self, digests: Iterable[bytes] | None, *, in_bundles: bool = False
@@ -76,7 +75,6 @@ class Holdings:
                     newer = self._events.after(seen)
                     if newer[0].sequence > seen + 1:
                         told, is_reset, seen = {}, True, self._events.last_sequence
-                        self.num_resets += 1
                         break
                     seen, changes = self._changes(newer, told, in_bundles)
                     if changes:

@@ -433,18 +433,3 @@ class Daemon:
         """Forget remote clients that fell silent. What they held went with their ttl, in the planner."""
         self.clients.expire()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
-
-
-def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
-    """Return small settings for tests, demos and a daemon inside another process.
-
-    hbm 64 MiB, dram 256 MiB, and with a `directory` nvme 1 GiB in it.
-    """
-    tiers: dict[str, object] = {
-        "hbm": {"capacity": "64MiB"},
-        "dram": {"capacity": "256MiB", "extent": "16MiB"},
-    }
-    if directory is not None:
-        tiers["nvme"] = {"path": str(directory), "capacity": "1GiB"}
-    observe = {"http": "off"}  # many of them may be in one process
-    return Settings.model_validate({"listen": [listen], "tiers": tiers, "observe": observe})

@@ -30,7 +30,6 @@ class Breaker:
         max_pause_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_openings = 0
         self._max_failures = max_failures
         self._first_pause_s = pause_s
         self._max_pause_s = max_pause_s
@@ -83,7 +82,6 @@ class Breaker:
                 return False
             self._probe_at = self._clock() + self._pause_s
             self._pause_s = min(2 * self._pause_s, self._max_pause_s)
-            self.num_openings += not was_open
             return not was_open
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-HASH_BYTES = 32
 NULL_BLOCK = 0  # the engine's block id for "not there": outside the window
 STABLE_HASHES = ("sha256", "sha256_cbor")  # 32 bytes, the same in every process
 _FULL = ("FullAttentionSpec", "MLAAttentionSpec")

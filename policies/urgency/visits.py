@@ -103,10 +103,6 @@ class Visit:
         mean = earlier.mean_log_gap
         self.mean_log_gap = mean + GAP_WEIGHT * (log_gap - mean) if earlier.turn else log_gap
 
-    def begin_anew(self) -> None:
-        """Reset turn and gaps: this is the first turn of a conversation, or a fork."""
-        self.turn, self.last_gap_s, self.mean_log_gap = 0, 0.0, 0.0
-
     @property
     def stage(self) -> int:
         """FIRST, FORK, or NEXT and up for the next turns."""

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kvtier.appliance.cli import bench
-from kvtier.appliance.host.daemon import Daemon, embedded_settings
+from kvtier.appliance.config import Settings
+from kvtier.appliance.host.daemon import Daemon
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 
 from .conftest import run
@@ -19,11 +20,20 @@ from .conftest import run
 @pytest.fixture
 def daemon(target: str, tmp_path: Path) -> Iterator[str]:
     """A small daemon at `target`, on a loop of its own thread."""
+    settings = {
+        "listen": [target],
+        "tiers": {
+            "hbm": {"capacity": "64MiB"},
+            "dram": {"capacity": "256MiB", "extent": "16MiB"},
+            "nvme": {"path": str(tmp_path / "data"), "capacity": "1GiB"},
+        },
+        "observe": {"http": "off"},
+    }
     ready, leave = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
 
     async def serve() -> None:
-        started = await Daemon.start(embedded_settings(target, tmp_path / "data"))
+        started = await Daemon.start(Settings.model_validate(settings))
         ready.set()
         await leave.wait()
         await started.stop()

@@ -23,9 +23,8 @@ GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=4, head_dim=64, block_tokens=16, dtype="bfloat16", layers_per_group=2
 )
 WHOLE = Shape(4, 2, 16, 4, 64, "bfloat16")
-PROFILE = Profile(MODEL, 4, 4, 64, 2, "bfloat16", uniform_rules(4, 2, 4, "int", 4), sink_tokens=20)
+PROFILE = Profile(MODEL, 4, 4, 64, 2, "bfloat16", uniform_rules(4, 2, 4, "int", 4))
 NUM_BLOCKS = 12
-NUM_SINKS = 2  # blocks that begin before token 20
 NAMES = [hashlib.sha256(b"p%d" % i).digest() for i in range(NUM_BLOCKS)]
 
 
@@ -57,7 +56,7 @@ def decoded(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
         stored, target = bytearray(codec.stored_bound(mine)), np.empty(shape.raw_bytes, np.uint8)
         codec.encode(mine, fragment.data, memoryview(stored))
         codec.decode(mine, memoryview(stored), target.data)
-        result.append(fragment if i < 2 * NUM_SINKS else target)
+        result.append(target)
     return np.concatenate(result)
 
 

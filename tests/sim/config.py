@@ -85,10 +85,6 @@ class SimCompression:
         """See Compression."""
         return self._encodings(identity, 1)
 
-    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
-        """See Compression."""
-        return identity.geometry.num_layers % 3
-
     def _encodings(self, identity: NamespaceIdentity, codec_id: int) -> tuple[Encoding | None, ...]:
         geometry = identity.geometry
         return tuple(

@@ -106,8 +106,6 @@ class RecordCodecs:
         Raises DoesNotFit, and CodecError when this version cannot write this codec."""
         codec = self.codec_to_write(label)
         shape = self._shape(label.namespace_digest, label.group)
-        if isinstance(codec, Profiled) and codec.keeps_exact(label.position * shape.num_tokens):
-            raise DoesNotFit
         need = Need(codec.codec_id, label.namespace_digest, label.group)
         began_at = time.perf_counter()
         length = 0

@@ -55,8 +55,6 @@ class NamespaceEntry:
     encodings: tuple[int, ...] = ()
     #: The same for fragments that have spent their error budget.
     exact_encodings: tuple[int, ...] = ()
-    #: Blocks at the end of a chain that lose nothing when they enter the cold store.
-    num_recent_blocks: int = 0
 
 
 class Catalog:
@@ -302,17 +300,8 @@ class Catalog:
         if fragment in self.unfit:
             return AS_IT_IS
         row = self.block_of[fragment]
-        is_kept = fragment in self.spent or self._is_recent(row, namespace.num_recent_blocks)
-        encodings = namespace.exact_encodings if is_kept else namespace.encodings
+        encodings = namespace.exact_encodings if fragment in self.spent else namespace.encodings
         return encodings[fragment - self.first_fragment[row]]
-
-    def _is_recent(self, row: int, num_recent_blocks: int) -> bool:
-        """Whether fewer than so many blocks follow, along the branch that was begun last."""
-        for _ in range(num_recent_blocks):
-            row = self.first_child[row]
-            if row == NO_ROW:
-                return True
-        return False
 
     def label_of(self, fragment: int) -> FragmentLabel:
         """Return the label of a fragment, with its checksum once it was taken."""

@@ -169,7 +169,6 @@ class RequestRegistry:
         identity = namespace.identity
         namespace.encodings = tuple(map(number_of, self._compression.encodings_of(identity)))
         namespace.exact_encodings = tuple(map(number_of, self._compression.exact_encodings_of(identity)))
-        namespace.num_recent_blocks = self._compression.num_recent_blocks(identity)
 
     def options_changed(self) -> None:
         """Divide the limit among the tenants that there are now."""

@@ -47,7 +47,6 @@ def test_nobody_listens_opens_at_once(breaker: Breaker) -> None:
     assert breaker.is_open
     assert breaker.turns_away()
     assert not breaker.allows()
-    assert breaker.num_openings == 1
 
 
 @pytest.mark.parametrize("problem", [LATE, ServerBug("bug", reason="BUG"), ValueError("ours")])
@@ -84,7 +83,6 @@ def test_one_probe_per_pause_and_pauses_that_grow(breaker: Breaker, clock: Clock
         assert not breaker.allows()  # the probe is on its way; nobody else
         assert not breaker.failed(GONE)  # it was open already
     assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
-    assert breaker.num_openings == 1
 
 
 def test_a_probe_that_works_closes_it_and_forgets_the_past(breaker: Breaker, clock: Clock) -> None:

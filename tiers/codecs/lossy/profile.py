@@ -90,15 +90,10 @@ class Profile:
     num_planes: int
     dtype: str
     rules: tuple[Rule, ...]
-    sink_tokens: int = 0  # blocks that begin before this token of their chain are stored as they are
-    #: Blocks that lie within so many tokens of the end of their chain when they leave memory lose nothing.
-    recent_tokens: int = 0
     tables: tuple[bytes, ...] = ()
     calibration: Mapping[str, Scalar] = field(default_factory=dict, hash=False)  # what was measured, on what
 
     def __post_init__(self) -> None:
-        if min(self.sink_tokens, self.recent_tokens) < 0:
-            raise ProfileError("sink_tokens and recent_tokens count from 0")
         if self.dtype not in DTYPES:
             raise ProfileError(f"profiles are for {' and '.join(DTYPES)}, not {self.dtype}")
         object.__setattr__(self, "rules", tuple(sorted(self.rules)))
@@ -134,13 +129,10 @@ class Profile:
             "version": VERSION,
             "model": self.model_digest.hex(),
             "geometry": self.geometry(),
-            "sink_tokens": self.sink_tokens,
             "rules": [asdict(rule) for rule in self.rules],
             "tables": [hashlib.sha256(table).hexdigest() for table in self.tables],
             "calibration": dict(self.calibration),
         }
-        if self.recent_tokens:  # only then: digests of profiles without it are as ever
-            content["recent_tokens"] = self.recent_tokens
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     def geometry(self) -> dict[str, int | str]:

@@ -26,8 +26,6 @@ _FIELDS = {
     "digest",
     "model",
     "geometry",
-    "sink_tokens",
-    "recent_tokens",
     "rules",
     "tables",
     "calibration",
@@ -41,10 +39,7 @@ def write_profile(profile: Profile, path: Path) -> None:
         f"digest: {profile.digest.hex()}",
         f"model: {profile.model_digest.hex()}",
         f"geometry: {_flow(profile.geometry())}",
-        f"sink_tokens: {profile.sink_tokens}",
     ]
-    if profile.recent_tokens:
-        lines.append(f"recent_tokens: {profile.recent_tokens}")
     if profile.tables:
         lines.append(f"tables: {_flow([len(table) for table in profile.tables])}")
         path.with_suffix(".tables").write_bytes(b"".join(profile.tables))
@@ -82,8 +77,6 @@ def _profile_of(document: Any, path: Path) -> Profile:
         num_planes=int(geometry["num_planes"]),
         dtype=geometry["dtype"],
         rules=tuple(rule for entry in document["rules"] for rule in _rules_of_yaml(entry)),
-        sink_tokens=int(document.get("sink_tokens", 0)),
-        recent_tokens=int(document.get("recent_tokens", 0)),
         tables=_read_tables(path.with_suffix(".tables"), document.get("tables", [])),
         calibration=document.get("calibration", {}),
     )

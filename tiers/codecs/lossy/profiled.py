@@ -7,9 +7,7 @@ profile: such a segment's place is computed by writer and reader alike, cannot b
 on its own. What is entropy-coded (`transform`) shares the room that is reserved for all of it: what one
 segment takes more than usual, another takes less.
 
-The first tokens of a chain are known by their position (`sink_tokens`) and kept exact here. Whether a block
-is among its chain's last (`recent_tokens`) only the planner knows, when the block leaves memory: it then
-asks for an exact codec. Unfinished blocks, the actual window of a runtime, never come here.
+Unfinished blocks, the actual window of a runtime, never come here.
 
 Nothing is ever quantised twice. Records move as they are stored, and what was loaded from one is the same
 fragment, clean, with a record that is still there. Should that record be gone, the fragment has spent its
@@ -128,10 +126,6 @@ class Profiled:
     def stored_bound(self, shape: Shape) -> int:
         """Return the length: exact where the rules have fixed rates, else with what they reserve."""
         return self._layout(shape).total_bytes
-
-    def keeps_exact(self, first_token: int) -> bool:
-        """Whether a block that begins at this token of its chain is to be stored as it is."""
-        return first_token < self.profile.sink_tokens
 
     def exactness_of(self, layer: int, plane: int) -> Exactness:
         """Return the bound of one layer's K or V."""

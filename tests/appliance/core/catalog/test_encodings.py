@@ -21,9 +21,6 @@ class Halved:
 
     exact_encodings_of = encodings_of
 
-    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
-        return 0
-
 
 def compressing_rig() -> Rig:
     rig = Rig(dram_blocks=4, nvme_blocks=4)
@@ -108,37 +105,14 @@ def test_numbers_are_given_once_and_are_bounded() -> None:
     assert encodings.number_of(Encoding(3, 1)) == AS_IT_IS
 
 
-class Window(Halved):
-    """Lossy, but for the last two blocks of a chain."""
+class Lossy:
+    """Lossy, but for what has spent its budget."""
 
     def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
         return (Encoding(PROFILED_ID, 512),) * identity.geometry.num_groups
 
     def exact_encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
         return (HALF,) * identity.geometry.num_groups
-
-    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
-        return 2
-
-
-def test_the_last_blocks_of_a_chain_lose_nothing() -> None:
-    rig = Rig(dram_blocks=6, nvme_blocks=6)
-    rig.planner.requests.compress(Window())
-    chain = hashes("a", 5)
-    rig.put(chain)
-    rig.cool(chain)
-    codec_of = {
-        item.label.prefix_hash: item.label.codec_id for copy in nvme_copies(rig) for item in copy.items
-    }
-    assert [codec_of[name] for name in chain] == [PROFILED_ID] * 3 + [HALF.codec_id] * 2
-    assert rig.planner.check_integrity() == []
-
-
-class Lossy(Window):
-    """Lossy, whatever follows."""
-
-    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
-        return 0
 
 
 def test_a_record_that_is_condemned_while_it_is_read_has_spent_the_budget_all_the_same() -> None:

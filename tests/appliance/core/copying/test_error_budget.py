@@ -32,7 +32,7 @@ RECORD = GEOMETRY.fragment_bytes[0]
 FAST = 1e12  # bytes a second: what `auto` would decode at no cost
 
 
-def profile_of(coder: Coder, bits: int, recent_tokens: int = 0) -> Profile:
+def profile_of(coder: Coder, bits: int) -> Profile:
     rules = uniform_rules(GEOMETRY.num_layers, 2, 1, coder, bits)
     return Profile(
         MODEL,
@@ -42,7 +42,6 @@ def profile_of(coder: Coder, bits: int, recent_tokens: int = 0) -> Profile:
         2,
         GEOMETRY.dtype,
         rules,
-        recent_tokens=recent_tokens,
     )
 
 
@@ -248,25 +247,6 @@ def test_the_store_itself_refuses_to_lose_more(tmp_path: Path) -> None:
     (outcome,) = host.store.write_batch([(place, label, in_slot(host.staging[:RECORD]))])
     assert outcome.cause is Cause.DOES_NOT_FIT
     host.store.close()
-
-
-@pytest.mark.parametrize(("recent_tokens", "num_exact"), [(0, 0), (1, 1), (16, 1), (17, 2), (1000, 4)])
-def test_the_last_tokens_of_a_chain_are_stored_exactly(
-    tmp_path: Path, recent_tokens: int, num_exact: int
-) -> None:
-    host = Host(tmp_path, profile_of("int", 4, recent_tokens))
-    chain = hashes("recent", 4)
-    host.staging = b"".join(payload_like_kv(seed) for seed in range(4))
-    host.put(chain)
-    host.cool(chain)
-    catalog = host.planner.catalog
-    rows = [catalog.find(host.namespace_id, name) for name in chain]
-    codecs = [
-        {catalog.encodings.codec_id(catalog.encoding[fragment]) for fragment in catalog.fragments(row)}
-        for row in rows
-    ]
-    assert [PROFILED_ID not in found for found in codecs] == [False] * (4 - num_exact) + [True] * num_exact
-    host.stop()
 
 
 def test_the_exact_choice_never_names_a_profile() -> None:
