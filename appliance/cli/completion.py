@@ -37,14 +37,9 @@ def _param(described: Described) -> click.Parameter:
     elif "path" in described:
         is_file = described["path"] == "file"
         kind = click.Path(file_okay=is_file, dir_okay=not is_file)
-    if "flag" not in described:
-        return click.Argument(described["names"], type=kind, nargs=described["nargs"], required=False)
-    if described["flag"]:
-        return click.Option(described["names"], is_flag=True, help=described["help"])
-    return click.Option(
-        described["names"],
-        type=kind,
-        nargs=described["nargs"],
-        multiple=described["many"],
-        help=described["help"],
-    )
+    names, nargs = described["names"], described.get("nargs", 1)
+    if "help" not in described:
+        return click.Argument(names, type=kind, nargs=nargs, required=False)
+    if "flag" in described:
+        return click.Option(names, is_flag=True, help=described["help"])
+    return click.Option(names, type=kind, nargs=nargs, multiple="many" in described, help=described["help"])

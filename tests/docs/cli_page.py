@@ -1,6 +1,7 @@
 """docs/cli.md and commands.json: every command, as its --help has it and as completion needs it."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import click
 
 from kvtier.appliance.cli.app import cli
 
+_ATTRIBUTES = {"flag": "is_flag", "many": "multiple"}
 _INTRO = """# Commands
 
 Generated from `appliance/cli` by `make docs`. `KVTIER_TARGET` stands for `--target`. Completion:
@@ -32,8 +34,13 @@ def _below(name: str, command: click.Command, parent: click.Context | None) -> I
 
 
 def completion_json() -> str:
-    """Return commands.json, which completion reads."""
-    return json.dumps(describe(cli), indent=1, ensure_ascii=False) + "\n"
+    """Return commands.json, which completion reads: one parameter a line."""
+    text = json.dumps(describe(cli), indent=1, ensure_ascii=False)
+    return re.sub(r"\{\s*\"names\"[^{}]*\}", _on_one_line, text) + "\n"
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return json.dumps(json.loads(found[0]), ensure_ascii=False)
 
 
 def cli_markdown() -> str:
@@ -56,11 +63,14 @@ def describe(command: click.Command) -> dict[str, Any]:
 
 
 def _describe(param: click.Parameter) -> dict[str, Any]:
-    described: dict[str, Any] = {"names": [*param.opts, *param.secondary_opts], "nargs": param.nargs}
+    described: dict[str, Any] = {"names": [*param.opts, *param.secondary_opts]}
+    if param.nargs != 1:
+        described["nargs"] = param.nargs
     if isinstance(param.type, click.Choice):
         described["choices"] = list(param.type.choices)
     elif isinstance(param.type, click.Path):
         described["path"] = "file" if param.type.file_okay else "dir"
     if isinstance(param, click.Option):
-        described |= {"flag": param.is_flag, "many": param.multiple, "help": param.help or ""}
+        described |= {name: True for name in ("flag", "many") if getattr(param, _ATTRIBUTES[name])}
+        described["help"] = param.help or ""
     return described
