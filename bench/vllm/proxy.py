@@ -6,8 +6,8 @@ daemon of its own, and the daemons are a fleet. Then parts are killed: a daemon 
 daemon while decode waits for it, the prefill engine. Every answer is compared, token for token, with that of
 an engine which neither loads nor finds anything of the prompt.
 
-With `--nixl` vLLM's NixlConnector stands behind kvtier's in a MultiConnector (it needs the package `nixl`):
-it moves the hand-over, and kvtier keeps the blocks.
+With `--nixl` vLLM's NixlConnector stands behind kvtier's in a MultiConnector (it needs the package `nixl`).
+With vLLM 0.32 that ends the engines at their start: docs/integrations/vllm.md says why.
 """
 
 from __future__ import annotations
