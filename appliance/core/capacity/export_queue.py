@@ -7,11 +7,11 @@ and is the first to have left memory.
 
 import heapq
 from collections import OrderedDict, deque
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ..shares import Shares
 
-MAX_QUEUED: Final = 4096
+MAX_QUEUED = 4096
 
 
 class WaitingBundle(NamedTuple):
