@@ -10,8 +10,8 @@ from what fragments were seen to need. Looked at again every quarter of a minute
 what is written does not change form with every burst. What is written before the first measurement, about a
 second after a start, is stored as it is.
 
-A namespace that names a profile is stored by it where the codec is `auto`: a calibrated profile is meant to
-save room, and what is left to read is a quarter. A codec that the settings name is meant, and exact.
+A namespace that names a profile is stored by it wherever `auto` would decide: a calibrated profile is meant
+to save room, and what is left to read is a quarter. A codec that is named by a rule is meant, and exact.
 
 No request waits for encoding: spills go in the background. It is left out of the sum on purpose.
 """
@@ -74,13 +74,13 @@ class CodecChoice:
         self, profiled: Profiled, identity: NamespaceIdentity, group: int
     ) -> Encoding | None:
         shape = shape_of(identity.geometry, group)
-        if self.settings.codec == "auto" and profiled.accepts(shape):
+        if self.settings.codec_for(identity, group) == "auto" and profiled.accepts(shape):
             return Encoding(profiled.codec_id, profiled.stored_bound(shape))
         return self._encoding(identity, group)
 
     def _encoding(self, identity: NamespaceIdentity, group: int) -> Encoding | None:
         shape = shape_of(identity.geometry, group)
-        name: str = self.settings.codec
+        name: str = self.settings.codec_for(identity, group)
         if name == "auto":
             name = min(("identity", *CANDIDATES), key=lambda one: self._load_s(one, identity, group))
         codec = codec_named(name)
@@ -189,7 +189,7 @@ class CodecSelection:
         return DEFAULT_BANDWIDTH_BYTES_PER_S
 
     async def _measure(self, dtypes: set[str]) -> None:
-        if self._settings.codec != "auto":
+        if self._settings.codec != "auto" and all(rule.codec != "auto" for rule in self._settings.rules):
             return
         new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - set(self._speeds)
         await compile_apart([(name, dtype) for dtype, name in sorted(new)])

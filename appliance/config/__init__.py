@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .compression import CompressionSettings
+    from .compression import CompressionRule, CompressionSettings
     from .encryption import EncryptionSettings
     from .fields import Switch
     from .host_share import HostShare
@@ -38,6 +38,7 @@ __all__ = [
     "LIVE",
     "Access",
     "Change",
+    "CompressionRule",
     "CompressionSettings",
     "EncryptionSettings",
     "HbmTier",
@@ -68,7 +69,7 @@ __all__ = [
 ]
 
 _NAMES_OF = {
-    ".compression": "CompressionSettings",
+    ".compression": "CompressionRule CompressionSettings",
     ".encryption": "EncryptionSettings",
     ".fields": "Switch",
     ".host_share": "HostShare",

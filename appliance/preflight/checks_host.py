@@ -38,9 +38,14 @@ def uses_fast_codec(settings: Settings) -> bool:
     """Return whether blocks may be encoded by the codec that numba compiles."""
     compression = settings.compression
     has_store = settings.tiers.nvme is not None
-    is_remote = any(socket_path(address) is None for address in settings.listen)
-    encodes = (has_store or is_remote) and compression.codec in ("auto", "exponents", "float8")
-    return encodes or (has_store and compression.profiles is not None)
+    edges = {"nvme"} if has_store else set()
+    if any(socket_path(address) is None for address in settings.listen):
+        edges.add("remote")
+    named = [compression.codec] if edges else []
+    named += [rule.codec for rule in compression.rules if (edges if not rule.edge else edges & {rule.edge})]
+    return bool({"auto", "exponents", "float8"} & {*named}) or (
+        has_store and compression.profiles is not None
+    )
 
 
 # ------------------------------------------------------------------------------------------ software

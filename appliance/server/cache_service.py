@@ -47,6 +47,7 @@ from ..transfer.lanes import Route
 from .call_latency import CallLatencies
 from .residences import Residences
 from .responses import respond
+from .stream_codecs import stream_codecs
 
 DEFAULT_DEADLINE_S = 30.0  # of an acquire that names none
 
@@ -149,7 +150,7 @@ class CacheService:
                 num_groups=len(result.fragment_bytes),
                 fragment_bytes=result.fragment_bytes,
                 put_codecs=usable_codecs(),
-                stream_codecs=[self.compression.codec] * identity.geometry.num_groups,
+                stream_codecs=stream_codecs(self.compression, identity),
                 takes_first_chunks=True,
             )
 

@@ -9,7 +9,7 @@ Which codec, the policy says for each layer group (compression.codec, and rules 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ class GetEncoder:
         checksum: Callable[[ReadyFragment], bytes],
     ) -> None:
         self._encoder = encoder
-        self._codec = settings.codec
+        self._names = stream_codecs(settings, identity)
         self._identity = identity
         self._view = view
         self._checksum = checksum
@@ -68,7 +68,7 @@ class GetEncoder:
         try:
             for part in parts:
                 shape = shape_of(self._identity.geometry, part.group)
-                choice = self._encoder.choose(shape, self._codec)
+                choice = self._encoder.choose(shape, self._names[part.group])
                 if choice.codec is None or is_brief(choice.codec.codec_id, shape, encodes=True):
                     while ahead:
                         yield await ahead.popleft()
@@ -191,3 +191,8 @@ class PutDecoder:
     @property
     def _shape(self) -> Shape:
         return self._shapes[self._fragment % len(self._shapes)]
+
+
+def stream_codecs(settings: CompressionSettings, identity: NamespaceIdentity) -> Sequence[str]:
+    """Return what the policy says of each layer group's fragments on their way over a network."""
+    return [settings.codec_for(identity, group, "remote") for group in range(identity.geometry.num_groups)]

@@ -1,4 +1,4 @@
-"""Which codec is chosen: by name, and by what the disk and the codecs do."""
+"""Which codec is chosen: by rule, by name, and by what the disk and the codecs do."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from kvtier.appliance.compression.codec_choice import CANDIDATES, CodecChoice
 from kvtier.appliance.compression.codec_trials import decode_speed
-from kvtier.appliance.config import CompressionSettings, Settings, SettingsError
+from kvtier.appliance.config import CompressionRule, CompressionSettings, Settings, SettingsError
 from kvtier.appliance.core.encodings import Encoding
 from kvtier.tiers.block import Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import Shape, shape_of
@@ -50,8 +50,17 @@ def test_nothing_is_guessed_before_it_was_measured() -> None:
     assert names(CodecChoice(CompressionSettings(), SPEEDS, 1e6, 1), other) == ["identity"]
 
 
-def test_a_codec_that_is_named_is_meant() -> None:
-    assert names(CodecChoice(CompressionSettings(codec="lz4"), SPEEDS, 1e9)) == ["lz4"] * 4
+def test_the_first_rule_that_matches_counts() -> None:
+    settings = CompressionSettings(
+        codec="lz4",
+        rules=[
+            CompressionRule(layers="0-2", codec="identity"),  # group 0; group 1 is half inside
+            CompressionRule(model="abab", layers="0-5", codec="planes"),
+            CompressionRule(model="ffff", codec="zstd"),
+            CompressionRule(edge="remote", codec="zstd"),
+        ],
+    )
+    assert names(CodecChoice(settings)) == ["identity", "planes", "planes", "lz4"]
 
 
 def test_what_was_needed_is_what_is_reserved() -> None:
@@ -87,7 +96,11 @@ def test_speeds_are_measured_for_every_dtype(dtype: str) -> None:
     ("text", "words"),
     [
         ("compression: {codec: gzip}", "'auto', 'identity', 'exponents'"),
-        ("compression: {rules: []}", "compression.rules: unknown key"),
+        ("compression: {rules: [{layers: '3-1', codec: planes}]}", "no range of layers"),
+        ("compression: {rules: [{edge: dram, codec: planes}]}", "'nvme' or 'remote'"),
+        ("compression: {rules: [{model: XYZ, codec: planes}]}", "model"),
+        ("compression: {rules: [{layers: '3'}]}", "must be given: Codec for these fragments;"),
+        ("compression: {rules: [{layer: '3', codec: lz4}]}", "did you mean 'layers'"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, words: str, tmp_path: Path) -> None:

@@ -334,9 +334,11 @@ def test_an_unknown_key_is_told_wherever_it_stands() -> None:
         "tiers": {"hbm": {}, "dram": {}, "nvme": {"path": "/d", "capacity": "1GiB"}},
         "tenants": {"acme": {"members": ["uid:1"], "quota": {"dram": "1GiB"}}},
         "access": {"tls": {"certificate": "/c", "key": "/k", "client_ca": "/a"}, "admin": ["uid:0"]},
+        "compression": {"rules": [{"codec": "planes"}]},
     }
     places = set(mappings(whole)) - FREE
     assert ("tenants", "acme", "quota") in places
+    assert ("compression", "rules", 0) in places
     for place in places:
         changed = json.loads(json.dumps(whole))
         here: Any = changed
