@@ -1,9 +1,10 @@
 """ObjectEdge: carries out what the planner asks of an object store, in threads.
 
-The event loop only queues and settles. Searches go first, then fetches, then exports, which take half of the
-threads at most. Every instruction ends as instructions.py says, also when the store hangs: a request is
-bounded by LIMITS, and a fetch looks at its deadline between chunks. Its places are not free until its thread
-is done with them, so they are given back one idle limit later, at most.
+The event loop only queues and settles. Searches and fetches alternate, exports come behind them; searches and
+exports take half of the threads each at most, and of each kind tenants take turns. Every instruction ends as
+instructions.py says, also when the store hangs: a request is bounded by LIMITS, and a fetch looks at its
+deadline between chunks. Its places are not free until its thread is done with them, so they are given back
+one idle limit later, at most.
 
 A store that fails MAX_FAILURES times in a row is not asked any more (the planner hears SourceChanged), but
 for a look at its bucket, ever more rarely, until that succeeds. The same look comes first at a start, which
@@ -17,7 +18,7 @@ of erased tenants, too. While a tenant is being erased nothing of it is exported
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from ...tiers.block import Tier, tenant_of
 from ...tiers.encryption.envelope import Envelopes
 from ..core.events import CopyFinished, Event, ExportFinished, SourceChanged, SourceSearched
 from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
+from ..core.turns import TenantTurns
 from ..histogram import Histogram
 from .bundles import BundleTransfer, ChainFound, ExportCodecs, FleetEncryption, Stop, cause_of
 
@@ -53,7 +55,7 @@ OF_EXPORTS: Final = frozenset({StoreProblem.FULL, StoreProblem.DENIED, StoreProb
 #: Of a fetch that was begun; other words of Cause come as they happen.
 FETCH_OUTCOMES: Final = ("arrived", "wrong_checksum", "wrong_identity")
 #: What an instruction is called in metrics.
-KINDS: Final = {SearchBundles: "search", FetchBundle: "fetch", ExportBundle: "export"}
+KINDS: Final[dict[type[Any], str]] = {SearchBundles: "search", FetchBundle: "fetch", ExportBundle: "export"}
 
 Work: TypeAlias = SearchBundles | FetchBundle | ExportBundle
 
@@ -105,7 +107,8 @@ class ObjectEdge:
         self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 1, thread_name_prefix="kvtier-object")
         self._transfer: BundleTransfer | None = None
         self._store: ObjectStore | None = None
-        self._queues: tuple[deque[Work], ...] = (deque(), deque(), deque())
+        self._queues: dict[type[Work], TenantTurns[Work]] = {kind: TenantTurns() for kind in KINDS}
+        self._order: tuple[type[Work], ...] = (SearchBundles, FetchBundle, ExportBundle)
         self._running: Counter[type] = Counter()
         self._barred: set[str] = set()  # tenants that are being erased
         self._exporting: Counter[str] = Counter()  # by tenant, in threads
@@ -134,7 +137,7 @@ class ObjectEdge:
         if not self._is_open or is_paused or self._is_barred(work):
             self._fail(work, Cause.SOURCE_GONE)
             return
-        self._queues[_rank_of(type(work))].append(work)
+        self._queues[type(work)].add(_tenant(work), work)
         self._fill()
 
     def status(self) -> SourceStatus:
@@ -200,9 +203,7 @@ class ObjectEdge:
         self._barred.add(tenant)
         if self.keys is not None:
             self.keys.bar(tenant)
-        queue = self._queues[_rank_of(ExportBundle)]
-        for work in [work for work in queue if self._is_barred(work)]:
-            queue.remove(work)
+        for work in self._queues[ExportBundle].take(self._is_barred):
             self._fail(work, Cause.SOURCE_GONE)
 
     async def erase(self, tenant: str) -> int:
@@ -225,7 +226,7 @@ class ObjectEdge:
             self.keys.admit(tenant)
 
     def _is_barred(self, work: Work) -> bool:
-        return isinstance(work, ExportBundle) and tenant_of(work.bundle.identity.domain) in self._barred
+        return isinstance(work, ExportBundle) and _tenant(work) in self._barred
 
     # ------------------------------------------------------------------------------------ one look
 
@@ -279,9 +280,8 @@ class ObjectEdge:
         log.error("object store %s is not used for now: %s", self._address, problem)
         self._deliver(SourceChanged(False))
         self._export_ended.set()  # a drain waits no longer for exports that are to be tried again
-        for queue in self._queues:
-            while queue:
-                self._fail(queue.popleft(), Cause.SOURCE_GONE)
+        for kind in KINDS:
+            self._fail_queued(kind)
         self._again()
 
     def _pause_exports(self, problem: str) -> None:
@@ -293,9 +293,11 @@ class ObjectEdge:
         self._problem = problem
         self._export_at = self._clock() + self._export_retry_s
         self._export_retry_s = min(2 * self._export_retry_s, MAX_RETRY_S)
-        queue = self._queues[_rank_of(ExportBundle)]
-        while queue:
-            self._fail(queue.popleft(), Cause.SOURCE_GONE)
+        self._fail_queued(ExportBundle)
+
+    def _fail_queued(self, kind: type[Work]) -> None:
+        while queue := self._queues[kind]:
+            self._fail(queue.pop()[1], Cause.SOURCE_GONE)
 
     # ------------------------------------------------------------------------------------- threads
 
@@ -306,17 +308,20 @@ class ObjectEdge:
     def _fill(self) -> None:
         """Start queued work while there may be more in flight."""
         while self._is_open and sum(self._running.values()) < self._limit:
-            queue = next((queue for queue in self._queues if queue), None)
-            if queue is None:
+            kind = next((kind for kind in self._order if self._may_begin(kind)), None)
+            if kind is None:
                 return
-            kind = type(queue[0])
-            if kind is ExportBundle and self._running[kind] >= max(1, self._limit // 2):
-                return
-            work = queue.popleft()
+            tenant, work = self._queues[kind].pop()
             self._running[kind] += 1
-            if isinstance(work, ExportBundle):
-                self._exporting[tenant_of(work.bundle.identity.domain)] += 1
+            if kind is ExportBundle:
+                self._exporting[tenant] += 1
+            else:
+                self._order = (FetchBundle if kind is SearchBundles else SearchBundles, kind, ExportBundle)
             self._submit(partial(self._run, work), partial(self._ran, work, self._clock()))
+
+    def _may_begin(self, kind: type[Work]) -> bool:
+        is_bounded = kind is not FetchBundle and self._running[kind] >= max(1, self._limit // 2)
+        return len(self._queues[kind]) > 0 and not is_bounded
 
     def _submit(self, task: Callable[[], Any], then: Callable[["Future[Any]"], None]) -> None:
         def on_loop(future: "Future[Any]") -> None:
@@ -351,7 +356,7 @@ class ObjectEdge:
         self._seconds[KINDS[type(work)]].observe(max(0.0, self._clock() - began_at))
         self._running[type(work)] -= 1
         if isinstance(work, ExportBundle):
-            self._exporting[tenant_of(work.bundle.identity.domain)] -= 1
+            self._exporting[_tenant(work)] -= 1
             self._export_ended.set()
         failure = future.exception()
         result = None if failure is not None else future.result()
@@ -437,5 +442,6 @@ def _fetch(
     return fetched
 
 
-def _rank_of(kind: type[Work]) -> int:
-    return (SearchBundles, FetchBundle, ExportBundle).index(kind)
+def _tenant(work: Work) -> str:
+    identity = work.identity if isinstance(work, SearchBundles) else work.bundle.identity
+    return tenant_of(identity.domain)

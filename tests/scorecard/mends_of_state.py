@@ -357,14 +357,43 @@ STATE = [
             "tests/appliance/core/capacity/test_exports.py::"
             "test_bundles_of_one_tenant_that_wait_leave_the_others_their_places",
         ),
-        "appliance/core/capacity/export_queue.py",
+        "appliance/core/turns.py",
         (
-            ("self._shares = Shares(MAX_QUEUED, num_tenants)", "self._shares = Shares(MAX_QUEUED, 0)"),
             (
-                "        if queue:\n            self._turns[tenant] = queue\n",
-                "        if queue:\n            self._turns[tenant] = queue\n"
-                "            self._turns.move_to_end(tenant, last=False)\n",
+                "        if queue:\n            self._waiting[tenant] = queue\n",
+                "        if queue:\n            self._waiting[tenant] = queue\n"
+                "            self._waiting.move_to_end(tenant, last=False)\n",
             ),
+        ),
+    ),
+    Mend(
+        "11i",
+        "lookups of one tenant in a store that hosts share",
+        "1,000 of 1,000 are searches under way, before all that others fetch",
+        "128 of 1,000; another tenant's fetch waits for fewer than 20 of 300 that are queued",
+        (
+            "tests/appliance/core/requests/test_sources_of_tenants.py::"
+            "test_searches_of_one_tenant_leave_the_others_their_share",
+        ),
+        "appliance/core/requests/searches.py",
+        (("Shares(MAX_SEARCHES, core.options.num_tenants)", "Shares(1 << 20, core.options.num_tenants)"),),
+    ),
+    Mend(
+        "11j",
+        "searches of one tenant that are queued for the store",
+        "another tenant's fetch lands after all 300",
+        "before the twentieth",
+        (
+            "tests/appliance/transfer/test_searches.py::"
+            "test_a_fetch_waits_for_few_of_the_searches_of_another_tenant",
+        ),
+        "appliance/transfer/object_edge.py",
+        (
+            (
+                "self._order = (FetchBundle if kind is SearchBundles else SearchBundles, kind, ExportBundle)",
+                "pass",
+            ),
+            ("self._queues[type(work)].add(_tenant(work), work)", 'self._queues[type(work)].add("", work)'),
         ),
     ),
 ]

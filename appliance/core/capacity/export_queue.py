@@ -6,10 +6,10 @@ and is the first to have left memory.
 """
 
 import heapq
-from collections import OrderedDict, deque
 from typing import NamedTuple
 
 from ..shares import Shares
+from ..turns import TenantTurns
 
 MAX_QUEUED = 4096
 
@@ -26,7 +26,7 @@ class ExportQueue:
 
     def __init__(self, num_tenants: int) -> None:
         self._shares = Shares(MAX_QUEUED, num_tenants)
-        self._turns: OrderedDict[str, deque[WaitingBundle]] = OrderedDict()  # by tenant, the next one first
+        self._turns: TenantTurns[WaitingBundle] = TenantTurns()
         self._later: list[tuple[float, WaitingBundle, str]] = []  # a heap, by the time of each
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class ExportQueue:
     @property
     def has_ready(self) -> bool:
         """Whether any bundle waits for nothing but its turn."""
-        return bool(self._turns)
+        return len(self._turns) > 0
 
     def resize(self, num_tenants: int) -> None:
         """Share the places among another number of tenants. What waits stays."""
@@ -45,15 +45,14 @@ class ExportQueue:
         """Let a bundle wait for its turn. Returns False when one of the tenant's was dropped."""
         if self.add_last(tenant, bundle):
             return True
-        if tenant in self._turns:
-            self._turns[tenant].popleft()
-            self._turns[tenant].append(bundle)
+        if self._turns.pop_of(tenant) is not None:
+            self._turns.add(tenant, bundle)
         return False
 
     def add_last(self, tenant: str, bundle: WaitingBundle) -> bool:
         """Let a bundle wait for its turn, if the tenant has a place left. Returns whether it has."""
         if self._shares.take(tenant, 1):
-            self._turns.setdefault(tenant, deque()).append(bundle)
+            self._turns.add(tenant, bundle)
             return True
         return False
 
@@ -72,20 +71,17 @@ class ExportQueue:
         """Let bundles of which the time has come wait for their turn."""
         while self._later and self._later[0][0] <= now:
             _, bundle, tenant = heapq.heappop(self._later)
-            self._turns.setdefault(tenant, deque()).append(bundle)
+            self._turns.add(tenant, bundle)
 
     def pop(self) -> WaitingBundle:
         """Remove and return the next bundle of the tenant that has its turn. Raises KeyError without any."""
-        tenant, queue = self._turns.popitem(last=False)
-        bundle = queue.popleft()
+        tenant, bundle = self._turns.pop()
         self._shares.give(tenant, 1)
-        if queue:
-            self._turns[tenant] = queue
         return bundle
 
     def clear(self) -> None:
         """Forget all bundles."""
         for tenant, num_held in self._shares.holders().items():
             self._shares.give(tenant, num_held)
-        self._turns.clear()
+        self._turns = TenantTurns()
         self._later.clear()

@@ -11,7 +11,8 @@ Nothing is fetched unless it arrives, behind all that is on its way already, by 
 would: what is as slow as that saves nothing and takes room from what is here. No acquire waits longer than
 computing takes, nor for a source of known speed much longer than that promises, or than PATIENT_SHARE of
 computing: a source that is late for a moment would cost all of that. For the end of a search it waits at
-most a tenth of its time, and not at all where searches find too seldom to repay it.
+most a tenth of its time, and not at all where searches find too seldom to repay it, or its tenant has its
+share of searches under way.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,11 +23,12 @@ from ..catalog.core_state import CoreState
 from ..copying.source_index import SourceIndex
 from ..copying.source_speed import HOST_LATENCY_S, MARGIN, STORE_LATENCY_S, BegunFetch, SourceSpeed
 from ..events import AcquireRequested, LookedUp, ReserveRequested, SourceChanged, SourceSearched
-from ..instructions import BundleBlocks, SearchBundles
+from ..instructions import BundleBlocks
 from .fetch_job import FetchJob
 from .leases import ClientEntry
 from .put_job import PutJob
-from .waiting_acquires import ParkedAcquire, SearchedChain, UnbegunFetches
+from .searches import Searches
+from .waiting_acquires import ParkedAcquire, UnbegunFetches
 from .write_requests import WriteRequests
 
 PATIENCE_S: Final = 0.5  # later than expected it may always be, if computing takes longer
@@ -34,8 +36,6 @@ PATIENCE_S: Final = 0.5  # later than expected it may always be, if computing ta
 PATIENT_SHARE: Final = 0.25
 #: Begun in one step, a bundle at least: 3 ms or so. An acquire waits until all of its fetches are begun.
 STEP_FRAGMENTS: Final = 64
-#: Of the latest search in the chance that the searches of a namespace find something.
-SEARCH_WEIGHT: Final = 0.05
 #: Of the time that an acquire has: a store that hardly answers must not take what loading from here needs.
 SEARCH_FRACTION: Final = 0.1
 
@@ -63,13 +63,10 @@ class Fetches:
         self.erased: set[int] = set()
         self._waiting: dict[int, ParkedAcquire] = {}  # by call
         self._unbegun: dict[int, UnbegunFetches] = {}  # by call
-        self._searches: dict[int, SearchedChain] = {}
-        self._search_of: dict[tuple[int, bytes], int] = {}  # namespace, first name of a search -> its number
-        self._num_searches = 0
+        self.searches = Searches(core, index)
         self.num_begun = 0  # fetches, ever
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
         self._begun: dict[PutJob, tuple[SourceSpeed, BegunFetch]] = {}
-        self._chance: dict[int, float] = {}  # by namespace: that a search finds something
         self._store, self.host_speed = index.store_speed, SourceSpeed(HOST_LATENCY_S)
 
     def __len__(self) -> int:
@@ -115,7 +112,9 @@ class Fetches:
         if not wait_s or deadline_at <= now:
             return False
         if not is_searched:
-            number = self._search(namespace, names[:end], bundles, num_here, first)
+            number = self.searches.begin(namespace, names[:end], bundles, num_here, first)
+            if number is None:
+                return False
             if not event.load_anyway and not self._is_search_worth(namespace, num_here, end, speed):
                 self._core.story.count("searches_not_waited_for")
                 return False
@@ -212,28 +211,7 @@ class Fetches:
                 namespace, num_here, end - num_here, (end - num_here) * namespace.block_bytes, self._fastest()
             )
         ):
-            self._search(namespace, names[:end], bundles, max(known, num_here), known)
-
-    def _search(
-        self,
-        namespace: NamespaceEntry,
-        names: Sequence[bytes],
-        bundles: list[bytes],
-        num_here: int,
-        first: int,
-    ) -> int:
-        """Begin a search for `bundles` from block `first` on, and for the blocks behind the first `num_here`
-        of `names`, unless the same one is under way. Returns its number."""
-        key = (namespace.id, bundles[0] if bundles else names[-1])
-        number = self._search_of.get(key)
-        if number is None:
-            self._num_searches += 1
-            number = self._search_of[key] = self._num_searches
-            search = SearchBundles(number, namespace.identity, bundles, names[num_here:], num_here - first)
-            self._searches[number] = SearchedChain(key, search)
-            self._core.outbox.emit(search)
-            self._core.story.count("source_searches")
-        return number
+            self.searches.begin(namespace, names[:end], bundles, max(known, num_here), known)
 
     def begin_bundle(self, unbegun: UnbegunFetches, namespace: NamespaceEntry, start: int, end: int) -> bool:
         """Fetch the bundle of blocks `start` to `end`. Whether all of them are on their way."""
@@ -326,7 +304,7 @@ class Fetches:
         saved_s = costs.recompute_s(namespace.id, first, end - first)
         saved_s -= speed.fetch_s(num_bytes, self._core.now)
         search_s = STORE_LATENCY_S if self._has_store else 0.0  # what hosts have is known here
-        return self._chance.get(namespace.id, 1.0) * saved_s > search_s
+        return self.searches.chance(namespace.id) * saved_s > search_s
 
     def bundle_seconds(self, namespace: NamespaceEntry) -> tuple[float, float] | None:
         """Return (fetch_s, recompute_s) of the first bundle of a chain, None before prefill was measured."""
@@ -374,7 +352,7 @@ class Fetches:
         namespace = self._core.catalog.namespaces[namespace_id]
         size = self._index.num_blocks(namespace)
         end = self._known_end(namespace, names, num_stored // size * size)
-        if end + size > len(names) or (namespace_id, names[end + size - 1]) not in self._search_of:
+        if end + size > len(names) or self.searches.find(namespace_id, names[end + size - 1]) is None:
             return 0.0
         num_blocks = len(names) // size * size - num_stored
         num_bytes = num_blocks * namespace.block_bytes
@@ -402,20 +380,7 @@ class Fetches:
 
     def searched(self, event: SourceSearched) -> None:
         """Take up the acquires that waited for a search."""
-        (namespace_id, first), search = self._searches[event.search].key, self._searches[event.search].search
-        del self._search_of[namespace_id, first], self._searches[event.search]
-        if namespace_id in self._core.catalog.namespaces:
-            if event.is_answered:
-                before = self._chance.get(namespace_id, 1.0)
-                is_found = event.num_found > 0 or event.num_blocks > 0
-                self._chance[namespace_id] = before + SEARCH_WEIGHT * (is_found - before)
-            for number in range(event.num_found):
-                self._index.note(namespace_id, search.names[number], True, is_stored=event.is_stored)
-            if 0 <= event.num_possible < len(search.names):
-                self._index.note(namespace_id, search.names[event.num_possible], False)
-            if event.num_blocks > search.num_here:
-                last = search.blocks[event.num_blocks - search.num_here - 1]
-                self._index.note(namespace_id, last, True, is_stored=False)
+        self.searches.ended(event)
         self._resume([call for call, one in self._waiting.items() if one.search == event.search])
 
     def expire(self, now: float) -> None:

@@ -1,10 +1,9 @@
-"""What fetches remember of acquires that they hold back, and of the searches these wait for."""
+"""What fetches remember of acquires that they hold back."""
 
 from dataclasses import dataclass
 
 from ..copying.source_speed import SourceSpeed
 from ..events import AcquireRequested
-from ..instructions import SearchBundles
 from .leases import ClientEntry
 
 
@@ -33,11 +32,3 @@ class UnbegunFetches:
     num_here: int
     until: float
     speed: SourceSpeed
-
-
-@dataclass(slots=True)
-class SearchedChain:
-    """A search under way."""
-
-    key: tuple[int, bytes]  # namespace, first name of the search
-    search: SearchBundles

@@ -3,9 +3,11 @@
 import importlib.util
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from kvtier.appliance.core.events import CopyFinished, SourceSearched
 from kvtier.appliance.core.instructions import BundleBlocks, FetchBundle, SearchBundles
 from kvtier.appliance.transfer.bundles import BundleTransfer
 from kvtier.sources.objects.keys import Epochs, bundle_key
@@ -16,7 +18,7 @@ from kvtier.tiers.block import FragmentLabel, Tier
 from tests.sources.objects.s3_server import S3Server, StoredObject, s3_server
 
 from ..loops import run
-from .edge_host import IDENTITY, Host, closed, exported, fetched
+from .edge_host import BLUE, IDENTITY, RED, Host, closed, exported, fetched
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
@@ -75,3 +77,25 @@ def test_a_whole_bundle_comes_in_one_request(server: S3Server) -> None:
         await closed(other)
 
     run(scene())
+
+
+def test_a_fetch_waits_for_few_of_the_searches_of_another_tenant(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = Host(tmp_path, identity=BLUE)
+        await exported(first)
+        await closed(first)
+        host = Host(tmp_path, identity=BLUE)
+        await host.open()
+        for number in range(300):
+            host.edge.execute(SearchBundles(number, RED, [number.to_bytes(32, "big")]))
+        host.edge.execute(SearchBundles(300, BLUE, host.bundle.names))
+        host.edge.execute(host.fetch())
+        await host.last(SourceSearched, 301)
+        kinds = [type(one) for one in host.events]
+        landed = [at for at, kind in enumerate(kinds) if kind is CopyFinished]
+        assert kinds[: landed[-1]].count(SourceSearched) < 20, "eight may be under way before it begins"
+        searched = [one.search for one in host.events if isinstance(one, SourceSearched)]
+        assert searched.index(300) < 20
+        await closed(host)
+
+    run(scenario())

@@ -1,0 +1,68 @@
+"""What one tenant can take of a source that all tenants fetch from: never what others need."""
+
+from typing import Any
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import SearchBundles
+from kvtier.policies.costs import PrefillModel
+from kvtier.tiers.block import NamespaceIdentity
+
+from ..rig import CLIENT, GEOMETRY, Rig, hashes
+
+SIZE = 16  # blocks of a bundle
+
+
+class Fetching(Rig):
+    """A rig of two tenants, ACME and BOLT, whose source is open; collects what it begins."""
+
+    def __init__(self, num_extents: int = 64, tokens_per_s: float = 100.0, **options: Any) -> None:
+        self.begun: list[Any] = []
+        super().__init__(num_extents=num_extents, num_tenants=2, **options)
+        self.numbers: dict[str, tuple[int, int]] = {}  # tenant -> its client, its namespace
+        for client, tenant in enumerate(("acme", "bolt"), CLIENT + 1):
+            self.do(ev.ClientOpened(client, tenant, True, f"tenant:{tenant}"))
+            call = self.call()
+            identity = NamespaceIdentity(b"m" * 16, GEOMETRY, domain=f"tenant:{tenant}")
+            self.do(ev.NamespaceRegistered(call, identity, PrefillModel(tokens_per_s, 0.0)))
+            self.numbers[tenant] = client, self.answer(call).namespace_id
+        self.do(ev.SourceChanged(True))
+
+    def do(self, event: ev.Event) -> Any:
+        """Carry out an event; what it begins is noted."""
+        instructions = super().do(event)
+        self.begun += instructions
+        return instructions
+
+    def take(self, kind: type) -> list[Any]:
+        """Return, once, what was begun of a kind."""
+        found = [one for one in self.begun if isinstance(one, kind)]
+        self.begun = [one for one in self.begun if not isinstance(one, kind)]
+        return found
+
+    def look_up(self, tenant: str, chain: list[bytes]) -> None:
+        """Look a chain up."""
+        self.do(ev.LookedUp(self.numbers[tenant][1], chain))
+
+    def acquire_as(self, tenant: str, chain: list[bytes], **named: Any) -> int:
+        """Acquire a chain; return the call."""
+        self.client, self.namespace_id = self.numbers[tenant]
+        return self.acquire(chain, **{"deadline_at": self.now + 100.0, **named})
+
+
+def test_searches_of_one_tenant_leave_the_others_their_share() -> None:
+    """Before: each of any number was begun, and went before what others fetch."""
+    rig = Fetching()
+    for number in range(1000):
+        rig.look_up("acme", hashes(f"a {number}", SIZE))
+    acme = rig.take(SearchBundles)
+    assert len(acme) == 128  # of 256: 64 reserved for each tenant, half of the other 128 for one alone
+    assert rig.planner.story.counters["searches_beyond_share"] == 872
+    call = rig.acquire_as("acme", hashes("b", SIZE))
+    assert rig.answer(call).num_blocks == 0, "answered at once with what there is"
+    call = rig.acquire_as("bolt", hashes("c", SIZE))
+    assert len(rig.take(SearchBundles)) == 1
+    assert call not in rig.answers, "it waits for its search"
+    rig.do(ev.SourceSearched(acme[0].search, 0, 0))
+    rig.look_up("acme", hashes("d", SIZE))
+    rig.look_up("acme", hashes("e", SIZE))
+    assert len(rig.take(SearchBundles)) == 1, "in the place of the one that ended"
