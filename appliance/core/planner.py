@@ -381,7 +381,7 @@ class Planner:
     def _session_ended(self, event: ev.SessionEnded) -> None:
         session = self.sessions.get(event.session_id)
         self.prefetching.give_up(rows := self.sessions.end(session) if session else [])
-        count = sum(self.pressure.archiving.add(row) for row in rows) if event.archive else 0
+        count = self.pressure.archiving.add_ended(rows) if event.archive else 0
         self.requests.reply(event.call, CountResult(count))
 
     # --------------------------------------------------------------------------------- the machine

@@ -10,7 +10,7 @@ Rejected: refusing to spill at the limit. The store would keep for ever what hap
 A start finds every record in segments that are still there, also evicted ones: a log has no place to write
 that down. So a tenant may have more than its quota again, and the excess is evicted at once."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import islice
 
 from ....tiers.block import tenant_of
@@ -19,15 +19,21 @@ from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.table import NUM_SHARDS
 
-#: Shards of a namespace, of those that are not empty, looked at for a chain to shorten; chains per shard;
-#: blocks down a chain.
-MAX_SHARDS, MAX_CHAINS, MAX_DEPTH = 16, 4, 4096
+#: Shards of a namespace, of those that are not empty, looked at for a chain to shorten; chains per shard.
+MAX_SHARDS, MAX_CHAINS = 16, 4
 #: Blocks that go for one newcomer; after a quota was lowered, the rest goes with the next ones.
 MAX_STEPS = 64
+#: Blocks and shards looked at in a step: a fraction of a millisecond. The tenants with quotas have equal
+#: parts, of MIN_VISITS at least.
+MAX_VISITS = 4096
+MIN_VISITS = 64
 
 
 class ColdQuota:
-    """Makes room within a tenant's quota. Costs nothing where there is none."""
+    """Makes room within a tenant's quota. Costs nothing where there is none.
+
+    A search that takes more than a tenant may look at in a step goes on in the next one; until then its
+    blocks are not admitted."""
 
     def __init__(self, core: CoreState, residency: Residency) -> None:
         self._core = core
@@ -36,6 +42,15 @@ class ColdQuota:
         #: Why a block was evicted because of a quota.
         self.reason = f"beyond its tenant's quota of {self._log_tier.label}"
         self._next_shard: defaultdict[int, int] = defaultdict(int)  # by namespace
+        #: By namespace: handle of the block from which the next search goes on towards the end of its chain.
+        self._next_block: dict[int, int] = {}
+        self._visits: Counter[str] = Counter()  # of this step, by tenant
+        self._namespaces: defaultdict[str, list[NamespaceEntry]] = defaultdict(list)  # by tenant
+        self._known_changes = -1  # of namespaces, which these are after
+
+    def begin_step(self) -> None:
+        """Let each tenant's searches look at as much as one step may again."""
+        self._visits.clear()
 
     def admits(self, row: int) -> bool:
         """Whether a block may enter the cold store, once older ones of its tenant were evicted if need be."""
@@ -43,7 +58,12 @@ class ColdQuota:
             if self.has_room(row):
                 return True
             namespace = self._core.catalog.namespace_of(row)
-            if not any(self._shorten(one, row) for one in self._largest_first(namespace)):
+            if not self._visit(namespace):
+                return False
+            namespaces = self._largest_first(namespace)
+            is_shorter = any(self._shorten(one, row) for one in namespaces)
+            self._visit(namespace, len(namespaces))
+            if not is_shorter:
                 return False
         return False
 
@@ -75,8 +95,16 @@ class ColdQuota:
                     excess_bytes -= residency.evict(row, self._log_tier, self.reason)
 
     def _namespaces_of(self, tenant: str) -> list[NamespaceEntry]:
-        namespaces = self._core.catalog.namespaces.values()
-        return [one for one in namespaces if tenant_of(one.identity.domain) == tenant]
+        catalog = self._core.catalog
+        if self._known_changes != catalog.num_namespace_changes:
+            self._known_changes = catalog.num_namespace_changes
+            self._namespaces.clear()
+            for one in catalog.namespaces.values():
+                self._namespaces[tenant_of(one.identity.domain)].append(one)
+            self._next_block = {
+                number: handle for number, handle in self._next_block.items() if number in catalog.namespaces
+            }
+        return self._namespaces[tenant]
 
     def _largest_first(self, namespace: NamespaceEntry) -> list[NamespaceEntry]:
         """Return the namespaces of a tenant that have records, the one with most first: what an old model
@@ -90,31 +118,48 @@ class ColdQuota:
         tenant = tenant_of(namespace.identity.domain)
         return sum(self._core.transitions.cold_bytes[one.id] for one in self._namespaces_of(tenant))
 
+    def _visit(self, namespace: NamespaceEntry, number: int = 1) -> bool:
+        """Count so much more that is looked at for a tenant. Returns whether it may be, in this step."""
+        tenant = tenant_of(namespace.identity.domain)
+        self._visits[tenant] += number
+        return self._visits[tenant] <= max(MIN_VISITS, MAX_VISITS // len(self._core.options.quotas))
+
     def _shorten(self, namespace: NamespaceEntry, newcomer: int) -> bool:
-        """Give up the last cold block of one of a namespace's oldest chains; False: none may go."""
-        residency = self._residency
+        """Give up the last cold block of one of a namespace's oldest chains; False: none may go, or none was
+        found in this step."""
+        handle = self._next_block.pop(namespace.id, None)
+        if handle is not None and self._evict_end(namespace, self._core.catalog.row_of(handle), newcomer):
+            return True
         num_left = MAX_SHARDS
         for _ in range(NUM_SHARDS):  # of a tenant with few blocks most are empty
+            if not self._visit(namespace):
+                return False
             shard = self._next_shard[namespace.id]
             self._next_shard[namespace.id] = (shard + 1) % NUM_SHARDS
             for row in list(islice(namespace.rows.shards[shard].values(), MAX_CHAINS)):
-                last = self._last_cold(row)
-                if last not in (NO_ROW, newcomer) and residency.may_leave(last, self._log_tier):
-                    residency.evict(last, self._log_tier, self.reason)
+                if self._evict_end(namespace, row, newcomer):
                     return True
             num_left -= bool(namespace.rows.shards[shard])
             if num_left == 0:
                 break
         return False
 
-    def _last_cold(self, row: int) -> int:
-        """Return the deepest block below `row` (or itself) along first children that is in the cold store."""
-        catalog = self._core.catalog
+    def _evict_end(self, namespace: NamespaceEntry, row: int, newcomer: int) -> bool:
+        """Evict the deepest block below `row` (or itself) along first children that is in the cold store, if
+        it may go. What is before it is looked at first the next time, and so is what this step did not
+        reach."""
+        catalog, residency = self._core.catalog, self._residency
         placed, last = catalog.num_placed[self._log_tier], NO_ROW
-        for _ in range(MAX_DEPTH):
+        while row != NO_ROW:
+            if not self._visit(namespace):
+                self._next_block.setdefault(namespace.id, catalog.handle(row))
+                return False
             if placed[row]:
                 last = row
             row = catalog.first_child[row]
-            if row == NO_ROW:
-                break
-        return last
+        if last in (NO_ROW, newcomer) or not residency.may_leave(last, self._log_tier):
+            return False
+        if (parent := catalog.parent[last]) != NO_ROW:
+            self._next_block[namespace.id] = catalog.handle(parent)
+        residency.evict(last, self._log_tier, self.reason)
+        return True

@@ -60,15 +60,14 @@ class Pressure:
     ) -> None:
         self._core = core
         self._ladder, self._log_tier = core.ladder, core.ladder.log_tier
-        self._host_edges = core.ladder.host_edges
-        self._ways_down = core.ladder.ways_down
+        self._host_edges, self._ways_down = core.ladder.host_edges, core.ladder.ways_down
         self._residency = residency
         self._copies = copies
         self.reclaim = reclaim
         self.refusals = refusals
         self._run_eviction = RunEviction(core, residency)
-        ladder = core.ladder
-        self._below = {tier: [t for t in ladder.below(tier) if t in core.rooms] for tier in ladder.tiers}
+        below = core.ladder.below
+        self._below = {tier: [t for t in below(tier) if t in core.rooms] for tier in core.ladder.tiers}
         self.victims = Victims(core, residency)
         self.cold_quota = ColdQuota(core, residency)
         self.archiving = Archiving(
@@ -144,6 +143,7 @@ class Pressure:
         self.is_busy = False
         if len(self._core.rooms) == 1:  # nothing has anywhere to go
             return
+        self.cold_quota.begin_step()
         if self._passed_over and not self.refusals.is_pausing:
             self._offer_again()
         for tier in self._ladder.memory_tiers:
