@@ -51,7 +51,8 @@ def is_due(config: Config) -> bool:
     the next one before a put comes to its turn."""
     options = config.options
     is_alone = len(set(config.domain_of_namespace)) == 1 and not options.quotas and not options.num_tenants
-    return is_alone and config.num_segments not in (2, 3)
+    num_usable = config.num_segments - options.min_free_segments
+    return is_alone and (not config.num_segments or num_usable > 2)
 
 
 def _fits(run: "Run", identity: NamespaceIdentity) -> bool:
