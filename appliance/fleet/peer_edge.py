@@ -45,6 +45,8 @@ MAX_THREADS: Final = 8
 MAX_TRIES: Final = 2  # hosts that one fetch asks
 TICKET_WAIT_S: Final = 2.0
 STALL_S: Final = 1.0  # without a byte, after which a host is given up
+#: Of a fetch that was given less, that it was late says nothing of the host: its caller's time was short.
+TELLING_S: Final = 0.25
 CONNECT_S: Final = 1.0
 #: Of the time that is left, for a host while there is another source.
 FIRST_SHARE: Final = 0.6
@@ -65,6 +67,11 @@ def _is_silent(failure: Exception) -> bool:
     """Return whether a host did not answer at all."""
     silent = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
     return isinstance(failure, grpc.aio.AioRpcError) and failure.code() in silent
+
+
+def _is_late(failure: Exception) -> bool:
+    """Return whether a host had no answer when time was over."""
+    return isinstance(failure, grpc.aio.AioRpcError) and failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def _is_of_less_urgent(work: FetchBundle, failure: Exception) -> bool:
@@ -283,14 +290,16 @@ class PeerEdge:
             outcome, words = "broken", "its channel was closed"  # by the end of its stream, under this call
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, Refused) as failure:
             outcome, words = "refused", str(failure)
-            if not isinstance(failure, NotThere) and not _is_of_less_urgent(work, failure):
+            is_short = _is_late(failure) and deadline_at - began_at < TELLING_S
+            if not (isinstance(failure, NotThere) or _is_of_less_urgent(work, failure) or is_short):
                 host.failed(self._clock(), is_silent=_is_silent(failure))
         except CopyError as failure:
             outcome, cause, words = "wrong_bytes", failure.cause, str(failure)
             host.pause(self._clock() + DISTRUST_S)
         except (OSError, ConnectionLost) as failure:
             outcome, cause, words = "broken", Cause.SHORT_TRANSFER, str(failure)
-            host.failed(self._clock(), is_silent=True)
+            if deadline_at - began_at >= TELLING_S:
+                host.failed(self._clock(), is_silent=True)
         self.counters[f"fetches_{outcome}"] += 1
         if outcome != "arrived":
             host.counters[outcome] += 1

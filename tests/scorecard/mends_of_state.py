@@ -391,6 +391,18 @@ STATE = [
         (("self._queues[type(work)].add(_tenant(work), work)", 'self._queues[type(work)].add("", work)'),),
     ),
     Mend(
+        "11l",
+        "fetches of one tenant from another host with a deadline of 4 ms",
+        "0 of 16 blocks of another tenant in 9 of 10 reads: that host is not asked for seconds",
+        "late ones of less than 0.25 s say nothing about the host",
+        (
+            "tests/appliance/fleet/test_hostile_host.py::"
+            "test_callers_with_little_time_do_not_make_a_host_silent",
+        ),
+        "appliance/fleet/peer_edge.py",
+        (("TELLING_S: Final = 0.25", "TELLING_S: Final = 0.0"),),
+    ),
+    Mend(
         "12a",
         "one EndSession with archive of a tenant whose quota of nvme is full",
         "holds the event loop for 116 ms a step, 63 steps long, with chains of 1,024 blocks",
@@ -417,5 +429,16 @@ STATE = [
             ("            self._turns.move_to_end(tenant)\n", ""),
             ("if not self._shares.may_take(tenant, len(handles)):", "if False:"),
         ),
+    ),
+    Mend(
+        "11k",
+        "fetches of one tenant with a deadline of 2 ms",
+        "12 of them: a store of 1,828 MB/s is taken for one of 1 MB/s, and nothing is fetched for a minute",
+        "say nothing about its speed",
+        (
+            "tests/appliance/core/copying/test_source_speed.py::test_callers_with_little_time_do_not_make_it_slow",
+        ),
+        "appliance/core/copying/source_speed.py",
+        ((" or not begun.tells:", ":"),),
     ),
 ]

@@ -90,7 +90,7 @@ FAILED_ONCE = {
     "an acquire loaded what was arriving elsewhere, out of a tier that had gone offline": (1_000_266,),
     "an acquire that had waited for a search made its session as urgent as it was when it came": (1_005_780,),
     "no defect: a write that went astray in the crash itself was not known to do damage": (1_002_025,),
-    "no defect: of four segments two are kept free, and a block of three records needs more than two": (2_106_405,),
+    "no defect: of four segments two are kept free, and a block needs more than the other two": (2_106_405,),
 }  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 One figure for all hosts: the planner does not know which one will answer. A fetch that arrived moves it by
 WEIGHT. One that was late says that the source is slower than expected, by how much says what did land in its
 time; at most it halves the figure, and once only for fetches that were under way together, because they were
-late for one reason.
+late for one reason. One that was given less time than MARGIN times what was expected of it says nothing: the
+time is its caller's. Only where nothing is known it counts, so that a source is not tried again and again.
 """
 
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ class BegunFetch(NamedTuple):
     at: float
     ahead_bytes: int  # on their way already
     landed_bytes: int  # that had ever landed
+    tells: bool  # whether it was given so much time that its being late says something
 
 
 class SourceSpeed:
@@ -52,9 +54,11 @@ class SourceSpeed:
         ahead_bytes = 0 if is_alone else self._in_flight_bytes
         return self._latency_s + (ahead_bytes + num_bytes) / self.bytes_per_s(now)
 
-    def began(self, num_bytes: int, now: float) -> BegunFetch:
-        """Count `num_bytes` as on their way; the result is for `ended`."""
-        begun = BegunFetch(now, self._in_flight_bytes, self._landed_bytes)
+    def began(self, num_bytes: int, now: float, until: float = float("inf")) -> BegunFetch:
+        """Count `num_bytes` as on their way, which are late after `until`; the result is for `ended`."""
+        late_s = self._latency_s + MARGIN * (self._in_flight_bytes + num_bytes) / self.bytes_per_s(now)
+        tells = until - now >= late_s or not self.is_known(now)
+        begun = BegunFetch(now, self._in_flight_bytes, self._landed_bytes, tells)
         self._in_flight_bytes += num_bytes
         return begun
 
@@ -67,7 +71,7 @@ class SourceSpeed:
         elapsed_s = max(now - begun.at - self._latency_s, LEAST_ELAPSED_S)
         before = self.bytes_per_s(now)
         if is_late:
-            if begun.at < self._slowed_at:
+            if begun.at < self._slowed_at or not begun.tells:
                 return
             seen = (self._landed_bytes - begun.landed_bytes) / elapsed_s
             self._slowed_at = now

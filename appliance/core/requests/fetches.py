@@ -235,7 +235,7 @@ class Fetches:
         if not job.is_done:
             self._coming.update(dict.fromkeys(job.coming, job))
             self.num_begun += 1
-            self._begun[job] = speed, speed.began(job.num_bytes, self._core.now)
+            self._begun[job] = speed, speed.began(job.num_bytes, self._core.now, unbegun.until)
         return len(self.prefix(namespace, chain[first:end])) == end - first
 
     def _ended(self, job: PutJob) -> None:

@@ -118,6 +118,23 @@ def test_an_acquire_ends_by_its_deadline_beside_a_host_that_stalls(tmp_path: Pat
         assert host.read(1) == CHAIN_BLOCKS
 
 
+@pytest.mark.parametrize("trick", ["never answers", "nothing"])
+def test_callers_with_little_time_do_not_make_a_host_silent(trick: str, tmp_path: Path) -> None:
+    """Before: the first one that was late kept all callers from asking that host for a second."""
+    chains = iter(range(1, 50))
+    hostile = HostileHost(trick, IDENTITY, [name for chain in range(1, 50) for name in names_of(chain)])
+    with beside(tmp_path / "host", hostile) as host, host.client as client:
+        namespace = client.register(IDENTITY)
+        until(lambda: host.status().hosts[0].num_blocks > 0)
+
+        def is_asked() -> bool:
+            client.get(namespace, names_of(next(chains)), deadline_s=0.1, load_anyway=True)
+            return hostile.num_asked > 0
+
+        until(is_asked)
+        assert not host.status().hosts[0].is_paused
+
+
 def test_more_names_than_a_host_sends_at_once_end_its_stream(tmp_path: Path) -> None:
     """Before: half a million in a message, and the event loop stood still for 170 ms with each."""
     hostile = HostileHost("refuses", IDENTITY, [number.to_bytes(32) for number in range(30_000)])

@@ -5,6 +5,7 @@ import pytest
 from kvtier.appliance.core.copying.source_speed import (
     DEFAULT_BYTES_PER_S,
     LEAST_BYTES_PER_S,
+    MARGIN,
     STORE_LATENCY_S,
     TRUST_S,
     WEIGHT,
@@ -87,3 +88,27 @@ def test_what_was_slow_is_tried_again_and_what_was_fast_is_not_forgotten() -> No
     assert remembered > DEFAULT_BYTES_PER_S
     assert slow.bytes_per_s(42.0 + TRUST_S) == DEFAULT_BYTES_PER_S
     assert fast.bytes_per_s(42.0 + TRUST_S) == remembered
+
+
+def test_callers_with_little_time_do_not_make_it_slow() -> None:
+    """Before: twelve fetches with 2 ms made 1,828 MB/s 1, for all tenants and a minute."""
+    speed = SourceSpeed(STORE_LATENCY_S)
+    fetch(speed, 100 * MB, 0.1)
+    before = speed.bytes_per_s(1.0)
+    for number in range(10):
+        begun = speed.began(32 * MB, 1.0 + number, until=1.002 + number)
+        speed.ended(begun, 32 * MB, 0, True, 1.5 + number)  # a request of the store lasts longer
+    assert speed.bytes_per_s(12.0) == before
+    late_s = STORE_LATENCY_S + MARGIN * 32 * MB / before
+    begun = speed.began(32 * MB, 12.0, until=12.001 + late_s)
+    speed.ended(begun, 32 * MB, 0, True, 12.001 + late_s)
+    assert speed.bytes_per_s(13.0) == before / 2
+
+
+def test_one_that_is_late_counts_where_nothing_is_known() -> None:
+    speed = SourceSpeed(STORE_LATENCY_S)
+    for number in range(3):
+        begun = speed.began(100 * MB, float(number), until=number + 0.1)
+        speed.ended(begun, 100 * MB, 0, True, number + 0.1)
+    assert speed.is_known(3.0)
+    assert speed.bytes_per_s(3.0) == DEFAULT_BYTES_PER_S / 2
