@@ -441,4 +441,21 @@ STATE = [
         "appliance/core/copying/source_speed.py",
         ((" or not begun.tells:", ":"),),
     ),
+    Mend(
+        "12c",
+        "returns of one tenant's sessions that are announced and do not happen",
+        "4 of 870 blocks come up that another tenant announced rightly",
+        "870 of 870",
+        (
+            "tests/appliance/core/promotion/test_prefetch.py::"
+            "test_wrong_announcements_of_one_tenant_are_not_counted_against_another",
+            "tests/appliance/core/promotion/test_prefetch.py::"
+            "test_announced_blocks_of_one_tenant_leave_another_its_share_of_memory",
+        ),
+        "appliance/core/promotion/prefetch.py",
+        (
+            ("account = self._account(source, tenant)", 'account = self._account(source, "")'),
+            (" or not self._shares.may_take(tenant, num_bytes):", ":"),
+        ),
+    ),
 ]

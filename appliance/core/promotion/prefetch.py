@@ -6,8 +6,8 @@ asks, say so too. This module carries it out within bounds:
     never ahead of demand    nothing begins while a request waits for a load, the mover orders by urgency, and
                              a request for a block that is on its way up hastens it
     bounded                  bytes in flight, bytes not used yet, a share of the edge's bandwidth, and what
-                             the account of its source allows (prefetch_account.py); what cannot fit is not
-                             begun
+                             the account of its source and tenant allows (prefetch_account.py); what cannot
+                             fit is not begun. Of memory each tenant has its share (shares.py)
     taken back               queued copies are cancelled when requests wait for room or the session ends; what
                              has not begun when its session is served is left to the request itself
     first to go              inside its window a prefetched block has a higher priority than others, after it
@@ -26,13 +26,14 @@ from dataclasses import dataclass
 
 from ....policies.base import Expected, Use
 from ....tiers.base import Cause
-from ....tiers.block import Urgency
+from ....tiers.block import Urgency, tenant_of
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.policy_listeners import Listener
 from ..catalog.residency import Residency
 from ..catalog.states import State
 from ..copying.copies import Copies
+from ..shares import Shares
 from .loads import Loads
 from .prefetch_account import PrefetchAccount
 
@@ -57,6 +58,10 @@ class _Rest:
     source: PrefetchAccount | None
 
 
+def _is_learned(rest: _Rest) -> bool:
+    return rest.source is not None and rest.source.is_learned
+
+
 @dataclass(slots=True)
 class _Begun:
     """One block on its way up, or up and not used yet."""
@@ -64,6 +69,7 @@ class _Begun:
     until: float
     num_bytes: int
     source: PrefetchAccount | None  # of the guess; None: a client asked
+    tenant: str
     landed_bytes: int = 0
 
 
@@ -86,17 +92,18 @@ class Prefetches:
         self._begun: dict[int, _Begun] = {}  # by row
         self._windows: list[tuple[float, int]] = []  # (end, handle)
         self._rests: deque[_Rest] = deque()
-        self.begun_bytes = 0
-        self._arrivals, self._announcements, self._forecasts = (
-            PrefetchAccount(),
-            PrefetchAccount(),
-            PrefetchAccount(),
-        )
+        self._shares = Shares(0, core.options.num_tenants)  # of what is begun
+        self._accounts: dict[tuple[str, str], PrefetchAccount] = {}  # by source and tenant
         self._allowance_bytes = 0.0  # of the share of the bandwidth
         self._allowed_at = 0.0
         self._not_before = 0.0
         self._is_crowded = False
         core.listeners.join(Listener(used=self.used, left={self._put_tier: self.left}))
+
+    @property
+    def begun_bytes(self) -> int:
+        """Bytes on their way up, or up and not used yet."""
+        return self._shares.taken
 
     # ---------------------------------------------------------------------------------- what begins
 
@@ -166,7 +173,7 @@ class Prefetches:
             cold.reverse()
             until = self._core.now + self._core.options.prefetch_window_s
             expected = Expected(cold, until, "its session arrived")
-            self._guess(expected, Urgency.QUEUED, self._room_bytes(), self._arrivals)
+            self._guess(expected, Urgency.QUEUED, self._room_bytes(), "arrivals")
 
     def next_deadline(self) -> float | None:
         """When a window ends, or something is due and may begin."""
@@ -235,7 +242,7 @@ class Prefetches:
                 begun.landed_bytes += length
                 continue
             begun.num_bytes -= length
-            self.begun_bytes -= length
+            self._shares.give(begun.tenant, length)
             if begun.source is not None:
                 begun.source.begin(-length)
 
@@ -258,7 +265,7 @@ class Prefetches:
             problems.append(
                 f"prefetch: {self.begun_bytes} bytes begun are not the sum of those of the blocks"
             )
-        for source in (self._arrivals, self._announcements, self._forecasts):
+        for source in self._accounts.values():
             if source.out_bytes != sum(b.num_bytes for b in self._begun.values() if b.source is source):
                 problems.append(
                     f"prefetch: {source.out_bytes} bytes out are not those of the source's blocks"
@@ -282,10 +289,10 @@ class Prefetches:
         self._allowance_bytes = min(self._allowance_bytes + earned, max(rate * BURST_S, MIN_BURST_BYTES))
         self._allowed_at = now
         self._go_on(now, is_learned=False)
-        is_free = all(rest.source is self._forecasts for rest in self._rests)
+        is_free = all(map(_is_learned, self._rests))
         if self._core.policies.prefetcher is not None and is_free and (budget := self._budget_bytes()) >= 1:
             for expected in self._core.policies.prefetcher.due(now, int(budget)):
-                source = self._announcements if expected.is_announced else self._forecasts
+                source = "announcements" if expected.is_announced else "forecasts"
                 self._guess(expected, Urgency.WAITING, self._budget_bytes(), source)
         self._go_on(now, is_learned=True)
         wait_s = (1 - self._allowance_bytes) / rate if rate > 0 else BURST_S  # 0: no share, for now
@@ -293,33 +300,47 @@ class Prefetches:
 
     def _go_on(self, now: float, *, is_learned: bool) -> None:
         """Go on with what was cut of what was learned, or of everything else."""
-        rests = [rest for rest in self._rests if (rest.source is self._forecasts) == is_learned]
-        self._rests = deque(r for r in self._rests if (r.source is self._forecasts) != is_learned)
+        rests = [rest for rest in self._rests if _is_learned(rest) == is_learned]
+        self._rests = deque(rest for rest in self._rests if _is_learned(rest) != is_learned)
         for rest in rests:
             rows = self._rows_of(rest)
             if rest.until > now and rows:
                 expected = Expected(rows, rest.until, rest.reason)
                 self.bring(expected, rest.urgency, self._budget_bytes(), rest.source)
 
-    def _guess(self, expected: Expected, urgency: Urgency, max_bytes: float, source: PrefetchAccount) -> None:
+    def _account(self, source: str, tenant: str) -> PrefetchAccount:
+        """Return the account of a source of predictions for a tenant's blocks."""
+        if (source, tenant) not in self._accounts:
+            self._accounts[source, tenant] = PrefetchAccount(is_learned=source == "forecasts")
+        return self._accounts[source, tenant]
+
+    def _tenant_of(self, row: int) -> str:
+        return tenant_of(self._core.catalog.namespace_of(row).identity.domain)
+
+    def _guess(self, expected: Expected, urgency: Urgency, max_bytes: float, source: str) -> None:
         """Begin with what was not asked for, as much of it as can fit and its source is good for."""
-        catalog = self._core.catalog
+        if not expected.rows:
+            return
+        catalog, tenant = self._core.catalog, self._tenant_of(expected.rows[0])
+        account = self._account(source, tenant)
         capacity = self._core.rooms[self._put_tier].statistics().capacity_bytes
         pending = sum(catalog.block_bytes(row) for rest in self._rests for row in self._rows_of(rest))
-        share_bytes = self._core.options.max_prefetched_fraction * capacity - self.begun_bytes - pending
-        if source is self._forecasts:
-            share_bytes -= KNOWN_SHARE * self._core.options.max_prefetched_fraction * capacity
-        room_bytes = min(share_bytes, source.room_bytes(capacity, self._core.now) - pending)
-        num_fitting = 0
+        limit_bytes = self._core.options.max_prefetched_fraction * capacity
+        self._shares.resize(int(limit_bytes), self._core.options.num_tenants)
+        share_bytes = limit_bytes - self.begun_bytes - pending
+        if account.is_learned:
+            share_bytes -= KNOWN_SHARE * limit_bytes
+        room_bytes = min(share_bytes, account.room_bytes(capacity, self._core.now) - pending)
+        num_fitting = num_bytes = 0
         for row in expected.rows:
-            room_bytes -= catalog.block_bytes(row)
-            if room_bytes < 0:
+            num_bytes += catalog.block_bytes(row)
+            if num_bytes > room_bytes or not self._shares.may_take(tenant, num_bytes):
                 break
             num_fitting += 1
         if num_fitting < len(expected.rows):
             self._core.story.count("prefetch_unfit", len(expected.rows) - num_fitting)
         if num_fitting:
-            self.bring(expected._replace(rows=expected.rows[:num_fitting]), urgency, max_bytes, source)
+            self.bring(expected._replace(rows=expected.rows[:num_fitting]), urgency, max_bytes, account)
 
     def _serve_rests(self, rows: Sequence[int]) -> None:
         """Drop the rest of a chain that the expected session loads itself now.
@@ -352,10 +373,10 @@ class Prefetches:
         catalog = self._core.catalog
         begun = self._begun.get(row)
         if begun is None:
-            begun = self._begun[row] = _Begun(until, 0, source)
+            begun = self._begun[row] = _Begun(until, 0, source, self._tenant_of(row))
             self._core.story.count("prefetch_begun")
         begun.num_bytes += num_bytes
-        self.begun_bytes += num_bytes
+        self._shares.add(begun.tenant, num_bytes)
         if begun.source is not None:
             begun.source.begin(num_bytes)
         catalog.awaited[row] = begun.until = max(begun.until, until)
@@ -365,7 +386,7 @@ class Prefetches:
     def _end(self, row: int, outcome: str, num_bytes: int) -> None:
         core = self._core
         begun = self._begun.pop(row)
-        self.begun_bytes -= begun.num_bytes
+        self._shares.give(begun.tenant, begun.num_bytes)
         if begun.source is not None:
             used_bytes = num_bytes if outcome in ("used", "late") else 0
             wasted_bytes = num_bytes if outcome == "wasted" else 0

@@ -2,7 +2,8 @@
 
 A window, a share of memory and of the bandwidth bound what one wrong prediction costs, and not how many there
 are. Where memory is small against what is prefetched, most of it is evicted unused, and every such copy
-evicted a block that a request might have used. So each source of predictions has an account, in bytes:
+evicted a block that a request might have used. So each source of predictions has an account for each tenant,
+in bytes:
 
     balance  = MAX_WASTED * used - (1 - MAX_WASTED) * wasted      not negative: the promise is kept
     expected = share of what is out (begun, its end not known) that will be wasted, as it was lately
@@ -25,9 +26,12 @@ HALF_LIFE_S: Final = 600.0
 
 
 class PrefetchAccount:
-    """The account of one source. Mutated by `begin` and `end`."""
+    """The account of one source and tenant. Mutated by `begin` and `end`.
 
-    def __init__(self) -> None:
+    `is_learned`: the source is what a policy learned, not what a client said or did."""
+
+    def __init__(self, *, is_learned: bool = False) -> None:
+        self.is_learned = is_learned
         self._used_bytes = 0.0  # of late: with a half-life
         self._wasted_bytes = 0.0
         self._known_at = 0.0
