@@ -458,4 +458,16 @@ STATE = [
             (" or not self._shares.may_take(tenant, num_bytes):", ":"),
         ),
     ),
+    Mend(
+        "12d",
+        "names of bundles that one tenant asks for",
+        "65,536 of them, and every bundle of another one has to be searched for again",
+        "each tenant has its share of what is remembered",
+        (
+            "tests/appliance/core/requests/test_sources_of_tenants.py::"
+            "test_names_that_one_tenant_asks_for_do_not_make_those_of_others_forgotten",
+        ),
+        "appliance/core/copying/source_index.py",
+        (("        tenant = self._tenant_of(namespace_id)\n", '        tenant = ""\n'),),
+    ),
 ]

@@ -1,23 +1,29 @@
 """SourceIndex: bundles that the source was said to hold or to lack, and how fast its store is.
 
-Hints, bounded in number and age.
+Hints, bounded in number and age; each tenant has its share of the number, so that what one asks for makes
+nothing be forgotten that another knows.
 
 What is not there is not asked for again for a minute: a question costs a request and a round trip. What is
 there is believed for an hour, after which an export asks again: a bundle may have expired meanwhile.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Final
 
 from ....sources.objects.limits import blocks_per_bundle
+from ....tiers.block import tenant_of
 from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
+from ..shares import Shares
 from .source_speed import STORE_LATENCY_S, SourceSpeed
 
 PRESENT_S: Final = 3600.0
 HOST_PRESENT_S: Final = 5.0  # of what only other hosts have: that they do is asked of memory
 MISSING_S: Final = 60.0
-MAX_NAMES: Final = 65_536
+MAX_NAMES = 65_536
+
+#: Whether a bundle is there, until when that is believed, whether a store has it.
+Known = tuple[bool, float, bool]
 
 
 class SourceIndex:
@@ -26,12 +32,13 @@ class SourceIndex:
     def __init__(self, core: CoreState) -> None:
         self._core = core
         self.store_speed = SourceSpeed(STORE_LATENCY_S)
-        #: Whether it is there, until when that is believed, whether a store has it.
-        self._known: OrderedDict[tuple[int, bytes], tuple[bool, float, bool]] = OrderedDict()
+        #: By tenant, then by namespace and name.
+        self._known: defaultdict[str, OrderedDict[tuple[int, bytes], Known]] = defaultdict(OrderedDict)
+        self._shares = Shares(MAX_NAMES, core.options.num_tenants)
         self._num_blocks: dict[int, int] = {}  # of a bundle, by namespace
 
     def __len__(self) -> int:
-        return len(self._known)
+        return self._shares.taken
 
     def num_blocks(self, namespace: NamespaceEntry) -> int:
         """Return the blocks of each bundle of a namespace."""
@@ -43,25 +50,42 @@ class SourceIndex:
         return number
 
     def note(self, namespace_id: int, name: bytes, is_present: bool, *, is_stored: bool = True) -> None:
-        """Remember that the bundle is there, or is not. The oldest one is forgotten beyond MAX_NAMES.
+        """Remember that the bundle is there, or is not. Beyond a tenant's share of MAX_NAMES its oldest one
+        is forgotten.
 
         `is_stored`: a store has it, not only other hosts."""
         key = (namespace_id, name)
         if is_present and not is_stored and self.is_stored(namespace_id, name):
             return
-        self._known.pop(key, None)
+        tenant = self._tenant_of(namespace_id)
+        known = self._known[tenant]
+        if known.pop(key, None) is None and not self._take(tenant):
+            if not known:
+                return
+            known.popitem(last=False)
         present_s = PRESENT_S if is_stored else HOST_PRESENT_S
         believed_s = present_s if is_present else MISSING_S
-        self._known[key] = (is_present, self._core.now + believed_s, is_stored)
-        if len(self._known) > MAX_NAMES:
-            self._known.popitem(last=False)
+        known[key] = (is_present, self._core.now + believed_s, is_stored)
 
     def is_present(self, namespace_id: int, name: bytes) -> bool | None:
         """Return whether the bundle is there, as far as known; None: it is not known."""
-        is_present, until, _ = self._known.get((namespace_id, name), (None, 0.0, False))
+        is_present, until, _ = self._get(namespace_id, name)
         return is_present if until > self._core.now else None
 
     def is_stored(self, namespace_id: int, name: bytes) -> bool:
         """Return whether a store is known to have the bundle."""
-        is_present, until, is_stored = self._known.get((namespace_id, name), (False, 0.0, False))
+        is_present, until, is_stored = self._get(namespace_id, name)
         return is_present and is_stored and until > self._core.now
+
+    def _get(self, namespace_id: int, name: bytes) -> Known:
+        known = self._known.get(self._tenant_of(namespace_id))
+        return (known.get((namespace_id, name)) if known else None) or (False, 0.0, False)
+
+    def _take(self, tenant: str) -> bool:
+        """Take a place for a tenant; False: it has its share."""
+        self._shares.resize(MAX_NAMES, self._core.options.num_tenants)
+        return self._shares.take(tenant, 1)
+
+    def _tenant_of(self, namespace_id: int) -> str:
+        namespace = self._core.catalog.namespaces.get(namespace_id)
+        return tenant_of(namespace.identity.domain) if namespace is not None else ""

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.copying import source_index
 from kvtier.appliance.core.instructions import SearchBundles
 from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.block import NamespaceIdentity
@@ -66,3 +69,19 @@ def test_searches_of_one_tenant_leave_the_others_their_share() -> None:
     rig.look_up("acme", hashes("d", SIZE))
     rig.look_up("acme", hashes("e", SIZE))
     assert len(rig.take(SearchBundles)) == 1, "in the place of the one that ended"
+
+
+def test_names_that_one_tenant_asks_for_do_not_make_those_of_others_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before: 65,536 lookups of one tenant, and every bundle of another had to be searched for again."""
+    monkeypatch.setattr(source_index, "MAX_NAMES", 8)
+    rig = Fetching()
+    index, (_, acme), (_, bolt) = rig.planner.source_index, rig.numbers["acme"], rig.numbers["bolt"]
+    index.note(bolt, mine := hashes("b", 1)[0], True)
+    for name in hashes("a", 20):
+        index.note(acme, name, True)
+    assert index.is_stored(bolt, mine)
+    assert [index.is_stored(acme, name) for name in hashes("a", 20)] == [False] * 16 + [True] * 4
+    index.note(acme, hashes("a", 20)[16], False)
+    assert [index.is_present(acme, name) for name in hashes("a", 20)[15:]] == [None, False, True, True, True]
