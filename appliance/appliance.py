@@ -192,8 +192,9 @@ class Appliance:
 
     def _finish_half(self) -> None:
         if self._half_done is not None:
-            (event, began_at), self._half_done = self._half_done, None
-            self._carry_out(event, self.planner.follow_up(), began_at)
+            (_, began_at), self._half_done = self._half_done, None
+            # Observers heard of the event with its answer; of a put they would count it twice.
+            self._carry_out(Tick(), self.planner.follow_up(), began_at)
 
     def _carry_out(self, event: Event, instructions: list[Instruction], began_at: float) -> None:
         for observe in self.observers:

@@ -74,7 +74,8 @@ class BundleBlocks:
     parent_hash: bytes  # of the first one; empty at the start of a chain
     position: int  # of the first one in its chain
     names: Sequence[bytes]  # prefix hash of each block; the last one is the bundle's
-    urgency: Urgency = Urgency.QUEUED  # of what waits for it, where it is fetched
+    #: Of what waits for it, where it is fetched; it is the same bundle whatever that is.
+    urgency: Urgency = field(default=Urgency.QUEUED, compare=False)
 
 
 @dataclass(slots=True)

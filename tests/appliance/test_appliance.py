@@ -237,7 +237,7 @@ def test_what_others_hear_of_a_landing_waits_for_its_answers(is_another_first: b
         else:
             await turns(TURNS_TO_ANSWER + 1)
         assert recorder.done == [("inline", 1), ("retract", 9)]
-        assert heard[:3] == [ev.ReleaseRequested, ev.CopyFinished, ev.CopyFinished]
+        assert heard[:3] == [ev.ReleaseRequested, ev.CopyFinished, ev.Tick], "each event is heard of once"
         planner.script += [[copy(2, STAGING)], []]
         planner.rest.append([Retract(Tier.DRAM, [5])])
         appliance.step(ev.Tick())

@@ -106,8 +106,8 @@ def test_a_refusal_is_exit_code_1_with_the_daemons_own_sentence(scripted: Script
         ["status", "--target", "http://x"],
         ["bench", "--sizes", "1KB"],
         ["bench", "--sizes", "64MiB", "--volume", "64MiB"],
-        ["serve", "--set", "tiers.dram.capcity=1GiB"],
-        ["serve", "--listen", "nowhere"],
+        ["serve", "--set", "tiers.dram.capcity=1GiB", "--check"],
+        ["serve", "--listen", "nowhere", "--check"],
         ["serve", "--policy", "absent.yaml", "--check"],
         ["doctor", "--set", "limits.max_pinned=0%"],
         ["dance"],
@@ -119,6 +119,17 @@ def test_wrong_usage_is_exit_code_2_with_nothing_on_stdout(arguments: list[str],
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--set", "tiers.dram.capcity=1GiB"), ("--listen", "nowhere")], ids=" ".join
+)
+def test_serve_with_wrong_settings_ends_with_exit_code_2(wrong: tuple[str, str]) -> None:
+    """Its process becomes the supervisor before it reads settings; the daemon reads them."""
+    command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", *wrong]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert wrong[1].split("=")[0].rsplit(".", 1)[-1] in done.stderr
 
 
 def test_requests_say_what_was_meant(scripted: ScriptedAdmin, target: str) -> None:
@@ -157,6 +168,7 @@ def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target:
         "scrubs",
         "source",
         "hosts",
+        "directory",
     ]
     assert answer["epoch"] == 1 << 62  # a number, exact
     assert answer["draining"] is False  # present although unset on the wire

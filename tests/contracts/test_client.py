@@ -420,7 +420,9 @@ def test_rank_of_candidates(client: Any, namespace: Namespace) -> None:
     assert [(one.address, one.is_known, one.num_held) for one in ranked[:1]] == [("10.0.0.9:7070", False, 0)]
     assert (ranked[1].is_self, ranked[1].queue_s, ranked[1].num_held) == (True, 1000.0, 3)
     assert ranked[1].first_token_s >= 1000.0
-    assert client.rank(namespace, chain(4), {called: 0.0, "10.0.0.9:7070": 0.0}).hosts[0].is_self
+    other = chain(4, "not sent to any of them yet")
+    client.put(namespace, other[:3], payload(3))
+    assert client.rank(namespace, other, {called: 0.0, "10.0.0.9:7070": 0.0}).hosts[0].is_self
 
 
 def test_lease_says_how_much_is_stored(client: Any, namespace: Namespace) -> None:

@@ -43,6 +43,10 @@ ALLOWED = {
     ("appliance/config/__init__.py", "importlib.import_module"): "public names from a table, on first use",
     ("clients/memory/fragments.py", "importlib.import_module"): "torch, by name, where a tensor is wanted",
     ("appliance/cli/app.py", "importlib.import_module"): "commands from a table, when they are called",
+    (
+        "clients/trtllm/connector.py",
+        "importlib.import_module",
+    ): "a module of TensorRT-LLM, by two fixed names",
     ("clients/lmcache/__init__.py", "importlib.import_module"): "public names from a table, on first use",
     ("clients/llamacpp/__init__.py", "importlib.import_module"): "public names from a table, on first use",
     (

@@ -58,7 +58,7 @@ KILLED_BY = {
     "makes no way": (13, False),
     "budget ignored": (26, False),
     "budget of all": (270, False),
-    "budget anew": (100, True),
+    "budget anew": (1041, False),
     "lost is forgotten": (142, False),
-    "ahead of demand": (444, True),
+    "ahead of demand": (1303, False),
 }

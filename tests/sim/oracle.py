@@ -218,7 +218,9 @@ class Oracle:
             was_whole = notice.tier is NVME and (notice.namespace_id, prefix_hash) in self._whole_in_nvme
             if was_whole:
                 self._whole_in_nvme.discard((notice.namespace_id, prefix_hash))
-            row = catalog.find(notice.namespace_id, prefix_hash)
+            # A namespace without blocks may have been forgotten in the step that tells of its last one.
+            is_known = notice.namespace_id in catalog.namespaces
+            row = catalog.find(notice.namespace_id, prefix_hash) if is_known else NO_ROW
             readable = row != NO_ROW and catalog.tier_of(row) is not None
             if not readable:
                 if not self.is_lossy:
