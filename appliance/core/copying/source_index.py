@@ -50,8 +50,9 @@ class SourceIndex:
         return number
 
     def note(self, namespace_id: int, name: bytes, is_present: bool, *, is_stored: bool = True) -> None:
-        """Remember that the bundle is there, or is not. Beyond a tenant's share of MAX_NAMES its oldest one
-        is forgotten.
+        """Remember that the bundle is there, or is not.
+
+        Beyond a tenant's share of MAX_NAMES its oldest one is forgotten.
 
         `is_stored`: a store has it, not only other hosts."""
         key = (namespace_id, name)
