@@ -94,7 +94,7 @@ class Appliance:
         #: Called with every event before the planner is; None while no access log is watched.
         self.tap: Callable[[Event, float], None] | None = None
         #: Called with every step before its instructions are carried out: (event, instructions, when it
-        #: began); twice with one that is done in two halves.
+        #: began); what follows from one that is done in two halves comes with a Tick.
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
         self._store, self._log_tier = backends.store, backends.ladder.log_tier
         self.store_tasks = StoreTasks(self._loop, self.counters, self._lose_store, self._regain_store)
@@ -102,7 +102,7 @@ class Appliance:
         self._num_namespaces_storing = 0
         self._pending: deque[Event] = deque()
         self._stepping = False
-        self._half_done: tuple[Event, float] | None = None  # the step with a second half due, its begin
+        self._half_done_at: float | None = None  # when a step began that has its second half due
         self._is_finish_due = False
         self._asking = 0  # number of the call with an answer that is returned, not sent
         self._is_fresh = False  # whether an event of a put came since the last turn of the loop
@@ -153,7 +153,7 @@ class Appliance:
             return
         self._stepping = True
         try:
-            while self._pending or (to_the_end and self._half_done is not None):
+            while self._pending or (to_the_end and self._half_done_at is not None):
                 if self._pending:
                     self._take_in(self._pending.popleft())
                 else:
@@ -164,7 +164,7 @@ class Appliance:
             raise
         finally:
             self._stepping = False
-        if self._half_done is None:
+        if self._half_done_at is None:
             self._arm_timer()
         elif not self._is_finish_due:  # which sees to the timer, too
             self._is_finish_due = True
@@ -184,15 +184,15 @@ class Appliance:
         if self.tap is not None:
             self.tap(event, now)
         if is_of_put:
-            self._half_done, self._is_fresh = (event, now), True
+            self._half_done_at, self._is_fresh = now, True
             instructions = self.planner.answer(event, now)
         else:
             instructions = self.planner.handle(event, now)
         self._carry_out(event, instructions, now)
 
     def _finish_half(self) -> None:
-        if self._half_done is not None:
-            (_, began_at), self._half_done = self._half_done, None
+        if self._half_done_at is not None:
+            began_at, self._half_done_at = self._half_done_at, None
             # Observers heard of the event with its answer; of a put they would count it twice.
             self._carry_out(Tick(), self.planner.follow_up(), began_at)
 

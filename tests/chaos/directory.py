@@ -94,7 +94,7 @@ class Probe:
             with Client(self._host.daemon.target, timeout=PATIENT) as client:
                 namespace = client.register(IDENTITY, PREFILL)
                 while not self._ended.wait(PROBE_PAUSE_S):
-                    number = FIRST_LIE + self._dice.randrange(2 * NUM_LIES)  # half of them nobody has
+                    number = FIRST_LIE + self._dice.randrange(2 * NUM_LIES)  # no host has half of them
                     began_at = time.monotonic()
                     report = client.get(namespace, names_of(number))
                     self.times.append((began_at, time.monotonic() - began_at))

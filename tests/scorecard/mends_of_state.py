@@ -404,7 +404,7 @@ STATE = [
     ),
     Mend(
         "12a",
-        "one EndSession with archive of a tenant whose quota of nvme is full",
+        "one EndSession with archive of a tenant with a full quota of nvme",
         "holds the event loop for 116 ms a step, 63 steps long, with chains of 1,024 blocks",
         "1.9 ms a step: what is looked at for a block to make way is bounded, and goes on in the next step",
         (

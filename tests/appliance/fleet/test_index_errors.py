@@ -1,4 +1,4 @@
-"""An index whose client fails in an unexpected way: looks are answered, and writing goes on."""
+"""The client of an index fails in an unexpected way: looks are answered, and writing goes on."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

@@ -1,6 +1,6 @@
 """`python -m tests.vllm.tier.room_cost`: what waiting for room in vLLM's pool is worth.
 
-Users whose prompts are stored in kvtier come back at once, through a pool of host memory that holds one
+Users with prompts stored in kvtier come back at once, through a pool of host memory that holds one
 prompt and a bit. Two engines that differ in `wait_for_room_s` only, in turns; 0 computes what finds no
 room, as vLLM does below any other tier.
 """

@@ -16,7 +16,7 @@ SIZE = 16  # blocks of a bundle
 
 
 class Fetching(Rig):
-    """A rig of two tenants, ACME and BOLT, whose source is open; collects what it begins."""
+    """A rig of two tenants, ACME and BOLT, with an open source; collects what it begins."""
 
     def __init__(self, num_extents: int = 64, tokens_per_s: float = 100.0, **options: Any) -> None:
         self.begun: list[Any] = []
