@@ -19,7 +19,6 @@ A drain queues everything in memory that may be stored anew, the most prefill pe
 far first, until the grace period ends.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -37,7 +36,7 @@ from ..copying.write_budget import WriteBudget
 from ..events import ExportFinished, SourceChanged
 from ..instructions import BundleBlocks, ExportBundle
 from ..options import ShareMode
-from ..shares import Shares
+from ..remembered import Remembered
 from ..worth import KEPT_DAYS, reads_to_earn
 from .export_queue import ExportQueue, WaitingBundle
 
@@ -83,10 +82,8 @@ class Exports:
         self.erased: set[int] = set()
         self._has_joined = False
         self._queue = ExportQueue(core.options.num_tenants)
-        self._uses: dict[
-            str, OrderedDict[int, _Uses]
-        ] = {}  # by tenant, handle of the last block; with prices
-        self._counted = Shares(MAX_COUNTED, core.options.num_tenants)
+        #: By handle of the last block; with prices.
+        self._uses: Remembered[int, _Uses] = Remembered(MAX_COUNTED, core.options.num_tenants)
         self._jobs: dict[int, _HeldBundle] = {}
         self._num_exports = 0
         self.bytes_in_flight = 0
@@ -120,7 +117,7 @@ class Exports:
         options = self._core.options
         self.budget.limit(options.daily_export_bytes, self._core.now, options.num_tenants)
         self._queue.resize(options.num_tenants)
-        self._counted.resize(MAX_COUNTED, options.num_tenants)
+        self._uses.resize(MAX_COUNTED, options.num_tenants)
 
     def _used(self, rows: Sequence[int], use: Use) -> None:
         if self.is_open and self._share(rows[0]) != "off":
@@ -193,12 +190,8 @@ class Exports:
     def _count_use(self, tenant: str, handle: int) -> None:
         """Count a use of the bundle that ends with a block; those before KEPT_S are forgotten."""
         now = self._core.now
-        of_tenant = self._uses.setdefault(tenant, OrderedDict())
-        if handle not in of_tenant and not self._counted.take(tenant, 1):
-            if not of_tenant:
-                return
-            of_tenant.popitem(last=False)
-        uses = of_tenant.setdefault(handle, _Uses(now))
+        uses = self._uses.get(tenant, handle) or _Uses(now)
+        self._uses.put(tenant, handle, uses)
         if now - uses.first_at > KEPT_S:
             uses.first_at, uses.num = now, 0
         uses.num += 1
@@ -272,8 +265,7 @@ class Exports:
             return True
         size = self._index.num_blocks(namespace)
         recompute_s = core.costs.recompute_s(namespace.id, core.catalog.position[last] + 1 - size, size)
-        of_tenant = self._uses.get(tenant_of(namespace.identity.domain))
-        uses = of_tenant.get(core.catalog.handle(last)) if of_tenant else None
+        uses = self._uses.get(tenant_of(namespace.identity.domain), core.catalog.handle(last))
         return uses is not None and uses.num >= reads_to_earn(prices, num_bytes, recompute_s)
 
     def _rows(self, last: int, size: int) -> list[int]:

@@ -7,14 +7,13 @@ What is not there is not asked for again for a minute: a question costs a reques
 there is believed for an hour, after which an export asks again: a bundle may have expired meanwhile.
 """
 
-from collections import OrderedDict, defaultdict
 from typing import Final
 
 from ....sources.objects.limits import blocks_per_bundle
 from ....tiers.block import tenant_of
 from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
-from ..shares import Shares
+from ..remembered import Remembered
 from .source_speed import STORE_LATENCY_S, SourceSpeed
 
 PRESENT_S: Final = 3600.0
@@ -32,13 +31,12 @@ class SourceIndex:
     def __init__(self, core: CoreState) -> None:
         self._core = core
         self.store_speed = SourceSpeed(STORE_LATENCY_S)
-        #: By tenant, then by namespace and name.
-        self._known: defaultdict[str, OrderedDict[tuple[int, bytes], Known]] = defaultdict(OrderedDict)
-        self._shares = Shares(MAX_NAMES, core.options.num_tenants)
+        #: By namespace and name.
+        self._known: Remembered[tuple[int, bytes], Known] = Remembered(MAX_NAMES, core.options.num_tenants)
         self._num_blocks: dict[int, int] = {}  # of a bundle, by namespace
 
     def __len__(self) -> int:
-        return self._shares.taken
+        return len(self._known)
 
     def num_blocks(self, namespace: NamespaceEntry) -> int:
         """Return the blocks of each bundle of a namespace."""
@@ -55,18 +53,13 @@ class SourceIndex:
         Beyond a tenant's share of MAX_NAMES its oldest one is forgotten.
 
         `is_stored`: a store has it, not only other hosts."""
-        key = (namespace_id, name)
         if is_present and not is_stored and self.is_stored(namespace_id, name):
             return
-        tenant = self._tenant_of(namespace_id)
-        known = self._known[tenant]
-        if known.pop(key, None) is None and not self._take(tenant):
-            if not known:
-                return
-            known.popitem(last=False)
         present_s = PRESENT_S if is_stored else HOST_PRESENT_S
         believed_s = present_s if is_present else MISSING_S
-        known[key] = (is_present, self._core.now + believed_s, is_stored)
+        self._known.resize(MAX_NAMES, self._core.options.num_tenants)
+        tenant, value = self._tenant_of(namespace_id), (is_present, self._core.now + believed_s, is_stored)
+        self._known.put(tenant, (namespace_id, name), value)
 
     def is_present(self, namespace_id: int, name: bytes) -> bool | None:
         """Return whether the bundle is there, as far as known; None: it is not known."""
@@ -79,13 +72,7 @@ class SourceIndex:
         return is_present and is_stored and until > self._core.now
 
     def _get(self, namespace_id: int, name: bytes) -> Known:
-        known = self._known.get(self._tenant_of(namespace_id))
-        return (known.get((namespace_id, name)) if known else None) or (False, 0.0, False)
-
-    def _take(self, tenant: str) -> bool:
-        """Take a place for a tenant; False: it has its share."""
-        self._shares.resize(MAX_NAMES, self._core.options.num_tenants)
-        return self._shares.take(tenant, 1)
+        return self._known.get(self._tenant_of(namespace_id), (namespace_id, name)) or (False, 0.0, False)
 
     def _tenant_of(self, namespace_id: int) -> str:
         namespace = self._core.catalog.namespaces.get(namespace_id)
