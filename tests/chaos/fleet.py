@@ -34,7 +34,6 @@ from kvtier.clients import KvtierError
 from tests.daemon import START_S
 
 from .breaks import FLEET_BREAKS, planted
-from .content import CHAIN_BLOCKS
 from .hosts import FleetHost, HostsUnderLoad
 
 NUM_HOSTS = 3
@@ -148,9 +147,7 @@ class FleetChaos(HostsUnderLoad):
         began_at, seconds = time.monotonic(), AWAY_S * self._dice.random()
         for other in self.hosts:
             if other is not host:
-                self._next += 1
-                other.put(self._next)
-                assert other.num_read(self._next) == CHAIN_BLOCKS, "what was just put is not served"
+                self._assert_reads(other, other, began_at + AWAY_S)
         self._pause.wait(max(0.0, began_at + seconds - time.monotonic()))
         return time.monotonic() - began_at
 
