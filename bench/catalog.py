@@ -18,6 +18,7 @@ from kvtier.appliance.core.instructions import Copy, Instruction, Reply
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
 from kvtier.appliance.core.results import AcquireResult
+from kvtier.appliance.host.process import COLLECTED_AFTER
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.memory.slots import SlotPool
@@ -97,7 +98,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1_000_000)
     num_blocks = parser.parse_args().blocks
     print("\n".join(f"{label:9s}{value}" for label, value in {**describe({}), "command": COMMAND}.items()))
-    gc.set_threshold(5_000, 50, 1_000_000)  # as the daemon does
+    gc.set_threshold(*COLLECTED_AFTER)  # as the daemon does
     rig = CatalogRig(num_blocks)
     stored = list(chains(num_blocks, "stored"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -39,7 +39,9 @@ import numpy as np
 
 from bench.machine import describe
 from bench.table import render
+from kvtier.appliance.transfer.object_edge import EPOCH_DAYS
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
+from kvtier.sources.objects.keys import Epochs, bundle_key
 from kvtier.sources.objects.limits import blocks_per_bundle
 from kvtier.sources.objects.store import ObjectStore, StoreLimits
 from tests.daemon import PATIENT, Daemon
@@ -149,30 +151,29 @@ class Bench:
         self.into = np.empty_like(self.payload)
         self.into.fill(0)
         self.pool = ThreadPoolExecutor(NUM_THREADS)
-        self._folder = ""  # of the bundles
 
     def names(self, chain: int) -> list[bytes]:
         return [hashlib.sha256(b"%d %d" % (chain, number)).digest() for number in range(self.num_blocks)]
 
-    def keys(self, chain: int, timeout_s: float = DEADLINE_S) -> list[str]:
-        """Return the keys of a chain's bundles, once they are all stored. Raises TimeoutError.
+    def keys(self, chain: int) -> list[str]:
+        """Return the keys of a chain's bundles, once they are all stored. Raises TimeoutError."""
+        names, epoch = self.names(chain)[BUNDLE_BLOCKS - 1 :: BUNDLE_BLOCKS], Epochs(EPOCH_DAYS)
+        of_epoch = partial(bundle_key, epoch.present(time.time()), "", IDENTITY.digest)
+        return self.await_stored([str(of_epoch(name)) for name in names])
 
-        A HEAD each: listing the bucket all the time would take what the exports need.
-        """
-        names = [name.hex() for name in self.names(chain)[BUNDLE_BLOCKS - 1 :: BUNDLE_BLOCKS]]
-        ends_at, waiting = time.monotonic() + timeout_s, list(names)
+    def await_stored(self, keys: list[str]) -> list[str]:
+        """Return keys once there is an object under each. Raises TimeoutError.
+
+        By a HEAD now and then: listing the bucket all the time would take what exports need."""
+        ends_at, waiting = time.monotonic() + DEADLINE_S, list(keys)
         while waiting and time.monotonic() < ends_at:
-            if self._folder and self.store.size(self._folder + waiting[0]) is not None:
+            if self.store.size(waiting[0]) is not None:
                 waiting.pop(0)
-                continue
-            time.sleep(0.005)
-            if not self._folder or time.monotonic() > ends_at - timeout_s / 2:  # it may be another day's
-                keys = (one.key for one in self.store.objects("v1/b/"))
-                found = next((key for key in keys if key.endswith(waiting[0])), "")
-                self._folder = found.removesuffix(waiting[0]) or self._folder
+            else:
+                time.sleep(0.005)
         if waiting:
             raise TimeoutError("the bundles were not stored")
-        return [self._folder + name for name in names]
+        return keys
 
     def put(self, chain: int) -> None:
         self.payload[:8] = np.frombuffer(chain.to_bytes(8, "little"), np.uint8)
@@ -187,13 +188,12 @@ class Bench:
         return time.perf_counter() - began_at
 
     def export_alone(self, round_: int) -> float:
-        views = [self.payload[n * BUNDLE_BYTES :][:BUNDLE_BYTES].data for n in range(self.num_bundles)]
+        """Return seconds until the client library has stored as much, as seen by the same HEADs."""
+        keys = [f"v1/bench/{os.getpid()}-{round_}-{n}" for n in range(self.num_bundles)]
         began_at = time.perf_counter()
-        done = self.pool.map(
-            lambda n: self.store.create(f"v1/bench/{os.getpid()}-{round_}-{n}", views[n]),
-            range(self.num_bundles),
-        )
-        assert all(done)
+        for n, key in enumerate(keys):
+            self.pool.submit(self.store.create, key, self.payload[n * BUNDLE_BYTES :][:BUNDLE_BYTES].data)
+        self.await_stored(keys)
         return time.perf_counter() - began_at
 
     def fetch(self, chain: int) -> float:

@@ -20,6 +20,7 @@ import time
 from array import array
 from typing import Any
 
+from kvtier.appliance.host.process import COLLECTED_AFTER
 from kvtier.policies.base import DEFAULT_PRIORITY, EvictionPolicy, Surroundings, Use
 from kvtier.policies.costs import CostModel
 from kvtier.policies.registry import EVICTION
@@ -223,7 +224,7 @@ def main() -> None:
     command = f"python -m bench.policies {' '.join(args.policies)}".strip()
     command += f" --blocks {args.blocks} --chain {args.chain} --told {args.told} --evictions {args.evictions}"
     print("\n".join(f"{label:9s}{value}" for label, value in {**describe({}), "command": command}.items()))
-    gc.set_threshold(5_000, 50, 1_000_000)  # as the daemon does
+    gc.set_threshold(*COLLECTED_AFTER)  # as the daemon does
     rows = []
     for each in args.policies or real:
         rows.append(measure(each, args.blocks, args.chain, args.told / 100, args.evictions))

@@ -11,6 +11,7 @@ from kvtier.clients.options import DEFAULT_TIMEOUT
 from .daemon import PATIENT, Daemon, daemon_of_two_memories, why_not
 from .sources.objects.gateway import Gateway, gateway
 from .sources.objects.gateway import why_not as no_gateway
+from .sources.objects.s3_server import S3Server, s3_server
 
 # Whether a slow daemon is a miss is asked by few tests, and they name their time limits. The others would ask
 # it by chance, on a machine that stands still for a moment.
@@ -31,6 +32,15 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     if reason := no_gateway():
         pytest.skip(reason)
     with gateway(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """An S3 server of the tests' own, which fails as it is told to. The environment names it."""
+    with s3_server() as running:
+        for name, value in running.environment().items():
+            monkeypatch.setenv(name, value)
         yield running
 
 

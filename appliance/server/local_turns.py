@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-BUDGET_S = 0.002  # what else the loop has to do waits for this and for one call
+BUDGET_S = 0.001  # what else the loop has to do waits for this and for one call
 
 
 class TurnTaker(Protocol):

@@ -155,15 +155,21 @@ class BundleTransfer:
         self._namespaces[chain.namespace_digest] = identity
         return chain
 
-    def _where(self, identity: NamespaceIdentity, name: bytes, likely: str = "") -> BundleKey | None:
+    def _where(
+        self, identity: NamespaceIdentity, name: bytes, likely: str = "", *, is_new: bool = False
+    ) -> BundleKey | None:
         """Return the key of a bundle, in the first epoch that has it; None when none has.
-        Epoch `likely` is asked first where it is not known, then newer ones first."""
-        for key in self._keys(identity, name, likely):
-            if self._store.size(str(key)) is not None:
+        Epoch `likely` is asked first where it is not known, then newer ones first. The others are asked at
+        once when that has not got it; all of them where the bundle `is_new`, most likely in none."""
+        keys = self._keys(identity, name, likely)
+        num_first = len(keys) if is_new else 1
+        for some in (keys[:num_first], keys[num_first:]):
+            found = self._store.first_there([str(key) for key in some])
+            if found is not None:
                 if len(self._epoch_of) >= MAX_EPOCHS_REMEMBERED:
                     self._epoch_of.clear()
-                self._epoch_of[identity.digest, name] = key.epoch
-                return key
+                self._epoch_of[identity.digest, name] = some[found].epoch
+                return some[found]
         return None
 
     def _keys(self, identity: NamespaceIdentity, name: bytes, likely: str = "") -> list[BundleKey]:
@@ -285,7 +291,7 @@ class BundleTransfer:
         with self._damage_lock:
             if self._is_damaged.has(str(present), self._now_s()):
                 raise CopyError(Cause.WRONG_IDENTITY, "its name is taken by an object that is damaged")
-        found = self._where(identity, name)
+        found = self._where(identity, name, is_new=True)
         if found == present:
             return 0
         if found is not None and self._copied(found, present):

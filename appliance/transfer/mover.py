@@ -36,8 +36,8 @@ INLINE_BYTES = 4 << 20
 #: with two threads beside the loop and its interpreter's lock, 0.9 ms on it. More processors than this copy
 #: quicker than one does, and leave the loop to others.
 FEW_PROCESSORS = 3
-TURN_BYTES = 16 << 20  # others wait for a millisecond
-MAX_TURN_BYTES = 32 << 20  # and two where a fragment is so long; a longer one goes to the threads
+TURN_BYTES = 16 << 20  # others wait for a millisecond, and two where one fragment has twice as much; a
+TURN_S = 0.002  # longer one goes to the threads. Fewer bytes where they lately took longer than this
 
 
 class Mover:
@@ -62,7 +62,6 @@ class Mover:
         self._deliver = deliver
         self._clock = clock
         self._takes_turns = num_processors() <= FEW_PROCESSORS if takes_turns is None else takes_turns
-        self._inline_bytes = TURN_BYTES if self._takes_turns else INLINE_BYTES
         self.shares = shares or BandwidthShares()
         self._lanes = {edge: EdgeQueue(edge, bound, self.shares) for edge, bound in max_in_flight.items()}
         self._jobs: dict[int, QueuedCopy] = {}
@@ -94,7 +93,7 @@ class Mover:
         is_refused = route is None or copy.target in self._refused
         if route is not None and route.inline is not None and not is_refused:
             num_bytes = bytes_of(copy.items)
-            if self._is_short(num_bytes, copy):
+            if num_bytes <= self._inline_bytes(lane, len(copy.items)):
                 self._run_inline(lane, copy, route.inline, num_bytes)
                 return
         job = QueuedCopy(copy, [CopyOutcome(Cause.CANCELLED)] * len(copy.items))
@@ -106,7 +105,7 @@ class Mover:
             self._end(lane, lane.batch(job, 0, len(copy.items), 0, self._sequence), cause)
         else:
             is_in_turns = self._takes_turns and route.inline is not None
-            lane.enqueue(job, self._sequence, TURN_BYTES if is_in_turns else route.batch_bytes)
+            lane.enqueue(job, self._sequence, _turn_bytes(lane) if is_in_turns else route.batch_bytes)
             self._fill(lane)
 
     def cancel(self, instruction: CancelCopy) -> None:
@@ -230,10 +229,12 @@ class Mover:
         routes = self._stagings.get(client)
         return None if routes is None else routes[edge.target]
 
-    def _is_short(self, num_bytes: int, copy: Copy) -> bool:
-        """Whether a copy may run at once: also one fragment that would have a turn of the loop for itself."""
-        most = MAX_TURN_BYTES if self._takes_turns and len(copy.items) == 1 else self._inline_bytes
-        return num_bytes <= most
+    def _inline_bytes(self, lane: EdgeQueue, num_items: int) -> int:
+        """Return how much a copy may have that runs at once: more if it is one fragment, which would have a
+        turn of the loop for itself."""
+        if not self._takes_turns:
+            return INLINE_BYTES
+        return _turn_bytes(lane) * (2 if num_items == 1 else 1)
 
     def _run_inline(self, lane: EdgeQueue, copy: Copy, run: Inline, num_bytes: int) -> None:
         """Copy here and now, without a queue: for small puts its books cost more than the copy."""
@@ -253,7 +254,7 @@ class Mover:
             route = self._route(lane.edge, batch.job.copy.client)
             assert route is not None, "detach takes what is queued"
             self._begin(lane, batch)
-            if self._takes_turns and route.inline is not None and batch.num_bytes <= MAX_TURN_BYTES:
+            if self._takes_turns and route.inline is not None and batch.num_bytes <= 2 * _turn_bytes(lane):
                 self._loop.call_soon(self._take_turn, lane, batch, route.inline)
                 return
             future = route.copier.start(batch.items)
@@ -331,6 +332,12 @@ class Mover:
             lane.measured_at = now
             meter = lane.meter
             self._deliver(EdgeMeasured(source, target, meter.bandwidth_bytes_per_s, meter.latency_s))
+
+
+def _turn_bytes(lane: EdgeQueue) -> int:
+    """Return what is copied in one turn of the loop: others copy, too, and memory is shared with them."""
+    speed = lane.meter.bandwidth_bytes_per_s or TURN_BYTES / TURN_S
+    return max(INLINE_BYTES, min(TURN_BYTES, int(speed * TURN_S)))
 
 
 def bytes_of(items: Sequence[CopyItem]) -> int:

@@ -236,6 +236,30 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
+    def first_there(self, keys: Sequence[str]) -> int | None:
+        """Return the index of the first of these objects that is there, all asked at once; None: none is."""
+        if len(keys) < 2:  # no loop for one request
+            return 0 if keys and self.size(keys[0]) is not None else None
+        for index, found in enumerate(asyncio.run(self._are_there(keys))):
+            if isinstance(found, BaseException):
+                raise found
+            if found:
+                return index
+        return None
+
+    async def _are_there(self, keys: Sequence[str]) -> "list[bool | BaseException]":
+        return await asyncio.gather(*map(self._is_there, keys), return_exceptions=True)
+
+    async def _is_there(self, key: str) -> bool:
+        from obstore import head_async
+
+        try:
+            with self._request("head"):
+                await head_async(self._store, key)
+        except FileNotFoundError:
+            return False
+        return True
+
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`, a folder that ends in `/`.
         In the order of keys on S3, in any order from a folder."""

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.values.types import PrefillSpeed
 from tests.appliance.conftest import small_settings
 from tests.appliance.loops import DaemonThread
-from tests.sources.objects.s3_server import S3Answer, S3Request, S3Server, error, s3_server
+from tests.sources.objects.s3_server import S3Answer, S3Request, S3Server, error
 
 from .conftest import run
 
@@ -21,15 +21,6 @@ if importlib.util.find_spec("obstore") is None:
     pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
 
 URL = "s3://bucket/fleet"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """An S3 server that the environment names."""
-    with s3_server() as running:
-        for name, value in running.environment().items():
-            monkeypatch.setenv(name, value)
-        yield running
 
 
 def checks(url: str, folder: Path) -> dict[str, dict[str, Any]]:

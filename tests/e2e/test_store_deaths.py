@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL
 
@@ -11,7 +10,7 @@ import pytest
 
 from kvtier.clients import Client, KvtierError
 from tests.sources.objects.bundles import verify_bundle
-from tests.sources.objects.s3_server import S3Answer, S3Request, S3Server, late, s3_server
+from tests.sources.objects.s3_server import S3Answer, S3Request, S3Server, late
 
 from ..daemon import PATIENT, Daemon
 from .test_shared_store import (
@@ -29,14 +28,6 @@ from .test_shared_store import (
 )
 
 URL = "s3://bucket/fleet"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    with s3_server() as running:
-        for name, value in running.environment().items():
-            monkeypatch.setenv(name, value)
-        yield running
 
 
 def held_up(server: S3Server, operation: str) -> threading.Event:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvtier.appliance.transfer.object_edge import ObjectEdge
 from kvtier.sources.objects.fleet_keys import FleetKeys
 from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.sources.objects.store import ObjectStore, StoreLimits
+from kvtier.sources.objects.usage import StoreRequest
 from kvtier.tiers.base import Cause, CopyItem
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.encryption.master_keys import MasterKeys
@@ -36,26 +38,18 @@ class FaultyStore(ObjectStore):
     problem: StoreProblem | None = None
     before_chunk: Callable[[], None] = staticmethod(lambda: None)
 
-    def size(self, key: str) -> int | None:
-        """See ObjectStore."""
-        self._fail()
-        return super().size(key)
-
-    def check_bucket(self) -> None:
-        """See ObjectStore."""
-        self._fail()
-        super().check_bucket()
+    @contextmanager
+    def _request(self, operation: str) -> Iterator[StoreRequest]:
+        if self.problem is not None:
+            raise StoreError(self.problem)
+        with super()._request(operation) as request:
+            yield request
 
     def stream(self, key: str, start: int, end: int) -> Iterator[memoryview]:
         """See ObjectStore."""
-        self._fail()
         for chunk in super().stream(key, start, end):
             self.before_chunk()
             yield chunk
-
-    def _fail(self) -> None:
-        if self.problem is not None:
-            raise StoreError(self.problem)
 
 
 class Host:

@@ -13,9 +13,7 @@ from tests.sources.objects.s3_server import S3Server, StoredObject
 
 from ..loops import run
 from .edge_host import IDENTITY, MASTER, NAMES, RED, Host, closed
-from .test_store_faults import DAY_S, URL, export, fetch, flip, server
-
-__all__ = ["server"]
+from .test_store_faults import DAY_S, URL, export, fetch, flip
 
 
 class Clock:

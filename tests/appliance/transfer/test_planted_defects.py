@@ -1,6 +1,6 @@
 """Defects planted in what reads and writes bundles, one at a time: a test of faults fails with each."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import pytest
 from kvtier.appliance.transfer import bundles, object_edge
 from kvtier.sources.objects import bundle, keys, layout, problems
 from kvtier.tiers.payload import checksum, copy
-from tests.sources.objects.s3_server import S3Server, s3_server
+from tests.sources.objects.s3_server import S3Server
 
 from . import test_object_edge as edge
 from . import test_store_faults as faults
@@ -107,14 +107,6 @@ DEFECTS = {
         lambda server, folder: edge.test_a_fetch_ends_at_its_deadline_and_writes_no_more(folder),
     ),
 }
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    with s3_server() as running:
-        for name, value in running.environment().items():
-            monkeypatch.setenv(name, value)
-        yield running
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

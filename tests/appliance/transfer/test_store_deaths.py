@@ -12,9 +12,7 @@ from tests.sources.objects.s3_server import S3Answer, S3Request, S3Server, late
 
 from ..loops import run
 from .edge_host import DEADLINE_S, Host, closed
-from .test_store_faults import URL, export, is_open, recovered, server, stored_again
-
-__all__ = ["server"]
+from .test_store_faults import URL, export, is_open, recovered, stored_again
 
 
 @pytest.mark.parametrize("is_done", [False, True])

@@ -4,7 +4,7 @@ import asyncio
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,7 +22,6 @@ from tests.sources.objects.s3_server import (
     StoredObject,
     error,
     late,
-    s3_server,
 )
 
 from ..loops import run
@@ -37,15 +36,6 @@ SHORT = StoreLimits(connect_s=1.0, idle_s=1.0, request_s=2.0, num_retries=1, ret
 OTHER_NAMES = [name[::-1] for name in NAMES]
 OTHER_MODEL = NamespaceIdentity(b"o" * 32, GEOMETRY)
 DAY_S = 86_400.0
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """An S3 server that the environment names."""
-    with s3_server() as running:
-        for name, value in running.environment().items():
-            monkeypatch.setenv(name, value)
-        yield running
 
 
 async def export(host: Host, number: int = 1) -> ExportBundle:

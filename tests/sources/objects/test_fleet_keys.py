@@ -16,7 +16,7 @@ from kvtier.sources.objects.store import ObjectInfo, ObjectStore
 from kvtier.tiers.base import Buffer, Cause, CopyError
 from kvtier.tiers.encryption.master_keys import MasterKeys
 
-from .s3_server import S3Answer, S3Request, S3Server, StoredObject, s3_server
+from .s3_server import S3Answer, S3Request, S3Server, StoredObject
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
@@ -145,14 +145,6 @@ def test_planted_names_do_not_make_a_listing_endless(tmp_path: Path) -> None:
     keys.refresh(0)
     assert store.num_listed <= MAX_LISTED + 1
     assert keys.key(RED, key.id) == key, "a tenant in use is listed on its own"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    with s3_server() as running:
-        for name, value in running.environment().items():
-            monkeypatch.setenv(name, value)
-        yield running
 
 
 def plant(server: S3Server, key: str) -> None:
