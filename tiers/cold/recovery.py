@@ -359,7 +359,7 @@ def _drop_duplicates(
         ^ (records["group"].astype(np.uint64) << np.uint64(32))
         ^ records["namespace_index"]
     )
-    order = np.argsort(tags, kind="stable")
+    order = np.argsort(tags)
     ordered = tags[order]
     equal = ordered[1:] == ordered[:-1]
     suspects = np.zeros(len(records), np.bool_)

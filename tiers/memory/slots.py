@@ -1,4 +1,4 @@
-"""The room of a memory tier: extents cut into equal slots, accounted for in plain lists.
+"""The room of a memory tier: extents cut into equal slots, accounted for in arrays of numbers.
 
 An extent is bound to one isolation domain for its whole life (a client's mapping of it cannot be
 revoked) and to one slot size while any of its slots is taken. Fragments of one namespace are all about the
@@ -11,6 +11,7 @@ The pool can be resized while it is used. Extents that shall go are *leaving*: n
 the last slot is given back the extent is *gone*, its number never used again (a client may still map it).
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +24,16 @@ _UNBOUND = -1
 
 @dataclass(slots=True)
 class _Extent:
-    """One extent: its domain, the size of its slots, which are free and which taken."""
+    """One extent: its domain, the size of its slots, which are free and which taken.
+
+    Arrays, because a list and a dict of numbers were a quarter of what the planner needs for a fragment."""
 
     domain: int = _UNBOUND
     slot_bytes: int = 0  # 0 while the extent is empty and uncut
-    free: list[int] = field(default_factory=list)
-    taken: dict[int, int] = field(default_factory=dict)  # slot -> payload bytes it was reserved for
+    free: "array[int]" = field(default_factory=lambda: array("i"))
+    #: Bytes that each slot is taken for; 0: it is free.
+    payload: "array[int]" = field(default_factory=lambda: array("Q"))
+    num_taken: int = 0
 
 
 @dataclass(slots=True)
@@ -92,7 +97,8 @@ class SlotPool:
         number = next(iter(candidates))
         extent = self._extents[number]
         slot = extent.free.pop()
-        extent.taken[slot] = num_bytes
+        extent.payload[slot] = num_bytes
+        extent.num_taken += 1
         if not extent.free:
             del candidates[number]
         self._taken_bytes += slot_bytes
@@ -122,16 +128,18 @@ class SlotPool:
         """Free a slot. An extent that becomes empty may be cut anew, for the same domain."""
         number, slot = extent_of(place), slot_of(place)
         extent = self._extents[number]
-        reserved_bytes = extent.taken.pop(slot, None)
-        assert reserved_bytes == num_bytes, f"slot {number}/{slot} was taken for {reserved_bytes}"
+        reserved_bytes = extent.payload[slot] if extent.num_taken else 0
+        assert reserved_bytes == num_bytes > 0, f"slot {number}/{slot} was taken for {reserved_bytes}"
+        extent.payload[slot] = 0
+        extent.num_taken -= 1
         extent.free.append(slot)
         self._taken_bytes -= extent.slot_bytes
         self._taken_of[extent.domain] -= extent.slot_bytes
         self._payload_bytes -= num_bytes
-        if not extent.taken:
+        if not extent.num_taken:
             self._open.get((extent.domain, extent.slot_bytes), {}).pop(number, None)
             extent.slot_bytes = 0
-            extent.free.clear()
+            extent.free, extent.payload = array("i"), array("Q")
         self._make_available(number)
 
     def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
@@ -159,7 +167,7 @@ class SlotPool:
         those that were leaving stay, the rest is new, under new numbers."""
         assert num_extents >= self.num_extents
         while self.num_extents < num_extents and self.leaving:
-            number = min(self.leaving, key=lambda n: (-len(self._extents[n].taken), n))  # the fullest
+            number = min(self.leaving, key=lambda n: (-self._extents[n].num_taken, n))  # the fullest
             self.leaving.remove(number)
             self.num_extents += 1
             extent = self._extents[number]
@@ -190,7 +198,7 @@ class SlotPool:
 
     def take_gone(self) -> list[int]:
         """Return the leaving extents that became empty since the last call: their memory may go."""
-        empty = [number for number in self.leaving if not self._extents[number].taken]
+        empty = [number for number in self.leaving if not self._extents[number].num_taken]
         gone = sorted(number for number in empty if number not in self._held | self._closed)
         self.leaving.difference_update(gone)
         self._gone.update(gone)
@@ -220,9 +228,11 @@ class SlotPool:
         extent = self._extents[number]
         extent.domain, extent.slot_bytes = domain, slot_bytes_for(next(iter(sizes.values())))
         assert all(slot_bytes_for(num_bytes) == extent.slot_bytes for num_bytes in sizes.values())
-        extent.taken = dict(sizes)
-        slots = range(self.extent_bytes // extent.slot_bytes - 1, -1, -1)
-        extent.free = [slot for slot in slots if slot not in extent.taken]
+        self._cut_into_slots(extent)
+        for slot, num_bytes in sizes.items():
+            extent.payload[slot] = num_bytes
+        extent.num_taken = len(sizes)
+        extent.free = array("i", [slot for slot in extent.free if slot not in sizes])
         if extent.free:
             self._make_available(number)
         self._taken_bytes += len(sizes) * extent.slot_bytes
@@ -261,7 +271,7 @@ class SlotPool:
         """Return how many slots of an extent are taken; of one that is held all that may be."""
         if number in self._held:
             return self.extent_bytes // MIN_SLOT_BYTES
-        return len(self._extents[number].taken)
+        return self._extents[number].num_taken
 
     def settle(self, place: int) -> None:
         """Do nothing: a slot is the same before and after its copy."""
@@ -276,7 +286,8 @@ class SlotPool:
 
     def is_taken(self, place: int) -> bool:
         """Whether `place` is reserved."""
-        return slot_of(place) in self._extents[extent_of(place)].taken
+        extent, slot = self._extents[extent_of(place)], slot_of(place)
+        return slot < len(extent.payload) and extent.payload[slot] > 0
 
     def domain_of_extent(self, number: int) -> int | None:
         """Return the domain an extent is bound to, None before its first use."""
@@ -304,7 +315,7 @@ class SlotPool:
         capacity = self.num_extents * self.extent_bytes
         taken = staying = self._taken_bytes
         for number in self.leaving:
-            staying -= len(self._extents[number].taken) * self._extents[number].slot_bytes
+            staying -= self._extents[number].num_taken * self._extents[number].slot_bytes
         return RoomStatistics(capacity, capacity - staying, taken, taken - self._payload_bytes)
 
     def check_integrity(self) -> list[str]:
@@ -313,11 +324,14 @@ class SlotPool:
         total = payload = 0
         uncut = {*self._uncut_unbound, *(n for ns in self._uncut_of_domain.values() for n in ns)}
         for number, extent in enumerate(self._extents):
-            total += len(extent.taken) * extent.slot_bytes
-            payload += sum(extent.taken.values())
+            taken = [slot for slot, num_bytes in enumerate(extent.payload) if num_bytes]
+            total += len(taken) * extent.slot_bytes
+            payload += sum(extent.payload)
+            if len(taken) != extent.num_taken:
+                problems.append(f"extent {number}: {extent.num_taken} slots taken, counted {len(taken)}")
             is_leaving = number in self.leaving or number in self._gone
-            if number in self._gone and extent.taken:
-                problems.append(f"extent {number}: gone with {len(extent.taken)} slots taken")
+            if number in self._gone and taken:
+                problems.append(f"extent {number}: gone with {len(taken)} slots taken")
             is_unused = is_leaving or number in self._held or number in self._closed
             if (extent.slot_bytes == 0 and not is_unused) != (number in uncut):
                 problems.append(
@@ -325,7 +339,7 @@ class SlotPool:
                 )
             if extent.slot_bytes == 0:
                 continue
-            slots = sorted([*extent.free, *extent.taken])
+            slots = sorted([*extent.free, *taken])
             if slots != list(range(self.extent_bytes // extent.slot_bytes)):
                 problems.append(f"extent {number}: free + taken are not each slot once")
             is_open = number in self._open.get((extent.domain, extent.slot_bytes), {})
@@ -337,7 +351,7 @@ class SlotPool:
             problems.append(f"taken_bytes {self._taken_bytes} != sum over slots {total}")
         by_domain = Counter[int]()
         for extent in self._extents:
-            by_domain[extent.domain] += len(extent.taken) * extent.slot_bytes
+            by_domain[extent.domain] += extent.num_taken * extent.slot_bytes
         if +by_domain != +self._taken_of:
             problems.append(f"taken by domain: {+self._taken_of}, sums over slots {+by_domain}")
         if payload != self._payload_bytes:
@@ -359,7 +373,10 @@ class SlotPool:
             extent = self._extents[number]
             slots = extent.free[: -(count - len(places)) - 1 : -1]
             del extent.free[-len(slots) :]
-            extent.taken.update(dict.fromkeys(slots, num_bytes))
+            payload = extent.payload
+            for slot in slots:
+                payload[slot] = num_bytes
+            extent.num_taken += len(slots)
             if not extent.free:
                 del candidates[number]
             first = place_of(number, 0)
@@ -374,14 +391,16 @@ class SlotPool:
     def _release_equal(self, number: int, slots: list[int], num_bytes: int) -> None:
         """Give slots of one extent back that were taken for the same number of bytes."""
         extent = self._extents[number]
-        taken = extent.taken
-        if len(slots) == len(taken):  # the extent becomes empty: `release` knows what follows
+        if len(slots) == extent.num_taken:  # the extent becomes empty: `release` knows what follows
             for slot in slots:
                 self.release(place_of(number, slot), num_bytes)
             return
-        released = list(map(taken.pop, slots))
-        assert released.count(num_bytes) == len(slots), f"extent {number}: not all of {num_bytes} bytes"
-        extent.free += slots
+        payload = extent.payload
+        for slot in slots:
+            assert payload[slot] == num_bytes, f"slot {number}/{slot} was taken for {payload[slot]}"
+            payload[slot] = 0
+        extent.num_taken -= len(slots)
+        extent.free.extend(slots)
         self._taken_bytes -= extent.slot_bytes * len(slots)
         self._taken_of[extent.domain] -= extent.slot_bytes * len(slots)
         self._payload_bytes -= num_bytes * len(slots)
@@ -419,5 +438,11 @@ class SlotPool:
         extent = self._extents[number]
         extent.domain = domain
         extent.slot_bytes = slot_bytes
-        extent.free = list(range(self.extent_bytes // slot_bytes - 1, -1, -1))
+        self._cut_into_slots(extent)
         return number
+
+    def _cut_into_slots(self, extent: _Extent) -> None:
+        """Let all slots of an extent be free; the first one is taken first."""
+        num_slots = self.extent_bytes // extent.slot_bytes
+        extent.free = array("i", range(num_slots - 1, -1, -1))
+        extent.payload = array("Q", bytes(8 * num_slots))

@@ -13,7 +13,7 @@ anywhere, a child, or a keeper; rows without bytes are misses.
 block may be evicted is decided by rules.py."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,7 +62,8 @@ class Catalog:
     Those that say where fragments are, and what holds them, are written by `Transitions` only; a new row has
     zeros."""
 
-    def __init__(self, ladder: Ladder = STANDARD) -> None:
+    def __init__(self, ladder: Ladder = STANDARD, present: Container[Tier] | None = None) -> None:
+        """`present`: the tiers that anything can be in, None for all; the columns of others are narrow."""
         self.ladder = ladder
         self._tiers, self._log_tier = ladder.tiers, ladder.log_tier
         self.namespaces: dict[int, NamespaceEntry] = {}
@@ -84,17 +85,18 @@ class Catalog:
         self.num_keepers = array("I")  # decoding sessions, puts being admitted: never evict while > 0
         self.urgency = array("B")  # of the session that used it last, or NO_SESSION
         # Per tier: fragments with a place, fragments readable, holds on fragments, children with a place.
-        self.num_placed = [array("H") for _ in ladder.tiers]
-        self.num_resident = [array("H") for _ in ladder.tiers]
-        self.num_holds = [array("I") for _ in ladder.tiers]
-        self.num_children_placed = [array("i") for _ in ladder.tiers]
+        is_there = [present is None or tier in present for tier in ladder.tiers]
+        self.num_placed = [array("H" if there else "B") for there in is_there]
+        self.num_resident = [array("H" if there else "B") for there in is_there]
+        self.num_holds = [array("I" if there else "B") for there in is_there]
+        self.num_children_placed = [array("i" if there else "b") for there in is_there]
         # One entry per fragment row.
         self.block_of = array("i")
         self.checksum_low = array("Q")
         self.checksum_high = array("Q")
-        self.place = [array("q") for _ in ladder.tiers]
+        self.place = [array("q" if there else "b") for there in is_there]
         self.state = [array("B") for _ in ladder.tiers]
-        self.holds = [array("I") for _ in ladder.tiers]
+        self.holds = [array("I" if there else "B") for there in is_there]
         self.encoding = array("H")  # of its record in the cold store; AS_IT_IS when there is none
         #: Fragments that were too long encoded: their blocks are stored as they are. Sparse.
         self.unfit: set[int] = set()

@@ -55,7 +55,7 @@ class CoreState:
         self.shared = tuple(tier for tier in ladder.tiers_in_place if tier in rooms)
         self.now = 0.0  # seconds on the shell's clock
         self.asked_at = float("-inf")  # when a client said something last
-        self.catalog = Catalog(ladder)
+        self.catalog = Catalog(ladder, rooms)
         self.story = Story(options.max_story_lines)
         #: What the story calls it when a block came into a tier, or was evicted from it, by tier.
         self.stored_in = {tier: f"stored_{tier.label}" for tier in ladder.tiers}

@@ -5,11 +5,8 @@ entries coming and going it is rebuilt again and again. 256 dicts by the first b
 uniform) are rebuilt one at a time, in a fraction of a millisecond each.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-
-import numpy as np
-
-from ....tiers.block import HASH_BYTES
 
 NUM_SHARDS = 256
 
@@ -43,18 +40,18 @@ class BlockTable:
 
     def items(self) -> Iterator[tuple[bytes, int]]:
         """Iterate over (hash, row)."""
-        for shard in self.shards:
+        for shard in filter(None, self.shards):  # most namespaces are small
             yield from shard.items()
 
     def values(self) -> Iterator[int]:
         """Iterate over the rows."""
-        for shard in self.shards:
+        for shard in filter(None, self.shards):
             yield from shard.values()
 
     def add_many(self, prefix_hashes: Sequence[bytes], first_row: int) -> None:
         """Add many hashes at once, in ascending order, with consecutive rows from `first_row`."""
-        first_bytes = np.frombuffer(b"".join(prefix_hashes), np.uint8)[::HASH_BYTES]
-        bounds = np.searchsorted(first_bytes, np.arange(NUM_SHARDS + 1)).tolist()
+        bounds = [bisect_left(prefix_hashes, bytes([first])) for first in range(NUM_SHARDS)]
+        bounds.append(len(prefix_hashes))
         for shard, start, end in zip(self.shards, bounds, bounds[1:], strict=False):
             shard.update(
                 zip(prefix_hashes[start:end], range(first_row + start, first_row + end), strict=True)

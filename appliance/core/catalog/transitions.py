@@ -360,7 +360,7 @@ class Transitions:
         rows = (fragments - first_fragment) // (num_fragments // num_rows)
         placed = np.bincount(rows, minlength=num_rows)
         children = np.bincount(parents[parents != NO_ROW] - first_row, minlength=num_rows)
-        extend_column(catalog.num_keepers, np.zeros(num_rows))
+        extend_column(catalog.num_keepers, np.zeros(num_rows, np.uint32))
         for tier in self._ladder.tiers:
             is_cold = tier == self._log_tier
             for columns, counts in (
@@ -368,8 +368,8 @@ class Transitions:
                 (catalog.num_resident, placed),
                 (catalog.num_children_placed, children),
             ):
-                extend_column(columns[tier], counts if is_cold else np.zeros(num_rows))
-            extend_column(catalog.num_holds[tier], np.zeros(num_rows))
+                extend_column(columns[tier], counts if is_cold else np.zeros(num_rows, np.int32))
+            extend_column(catalog.num_holds[tier], np.zeros(num_rows, np.uint32))
             place = np.full(num_fragments, NO_PLACE, np.int64)
             state = np.full(num_fragments, State.ABSENT, np.uint8)
             if is_cold:
@@ -377,7 +377,7 @@ class Transitions:
                 state[fragments - first_fragment] = State.RESIDENT
             extend_column(catalog.place[tier], place)
             extend_column(catalog.state[tier], state)
-            extend_column(catalog.holds[tier], np.zeros(num_fragments))
+            extend_column(catalog.holds[tier], np.zeros(num_fragments, np.uint32))
         encoding = np.zeros(num_fragments, np.uint16)
         encoding[fragments - first_fragment] = encodings
         extend_column(catalog.encoding, encoding)
@@ -447,4 +447,4 @@ class Transitions:
 
 def extend_column(column: "array[Any]", values: "npt.NDArray[Any]") -> None:
     """Append values to a column. values: (n,)."""
-    column.frombytes(values.astype(column.typecode).tobytes())
+    column.frombytes(np.ascontiguousarray(values, column.typecode).view(np.uint8).data)

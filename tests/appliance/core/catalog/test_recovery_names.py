@@ -15,3 +15,4 @@ def test_names_that_begin_alike_are_still_different_blocks(shared_bytes: int) ->
     found = [hashes[record].tobytes() for record in first]
     assert sorted(found) == sorted(names), "every block once"
     assert [found[number] for number in numbers] == [record.tobytes() for record in hashes]
+    assert sorted(first) == [0, 1, 2, 3], "what a block says of itself is its first record's"
