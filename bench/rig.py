@@ -44,6 +44,11 @@ class Seat:
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
         )
 
+    @property
+    def process_id(self) -> int:
+        """The worker's; the processes of a store that it started are below it."""
+        return self._process.pid
+
     def send(self, op: str, **arguments: Any) -> None:
         """Ask for an operation; `receive` reads the answer, or the errors of a worker that has died."""
         assert self._process.stdin is not None

@@ -278,6 +278,30 @@ class Worker:
         self.chains = acknowledged
         return {"put": num_put, "acknowledged": len(acknowledged), "seconds": elapsed_s, "ns": latencies}
 
+    def turns(self, size: int, batch: int, seconds: float) -> Answer:
+        """Put a fresh chain and get it back, in turns, for `seconds`. Raises WrongBytes.
+
+        `refused` counts puts that were not acknowledged, which are tried again after a millisecond under
+        another name and counted in neither list.
+        """
+        self._select(size, batch)
+        puts: list[int] = []
+        gets: list[int] = []
+        refused = 0
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            chain = self._new_chain()
+            names = self._stamp(chain, batch, "staging")
+            at = time.perf_counter_ns()
+            if self.adapter.put(names, "staging") != batch:
+                refused += 1
+                time.sleep(0.001)
+                continue
+            puts.append(time.perf_counter_ns() - at)
+            self.chains, self.ready, self.cursor = [chain], [names], 0
+            gets.append(self._get_next())
+        return {"put": puts, "get": gets, "refused": refused, "seconds": time.perf_counter() - began}
+
     def present(self) -> Answer:
         """Count the chains that the last flood saw acknowledged and that are still there."""
         num_present = 0
