@@ -1,4 +1,4 @@
-"""`python -m bench.fleet [--rounds N]`: prompts out of another host's memory, beside sockets and streams.
+"""`python -m bench.fleet [--rounds N] [--tls]`: prompts of another host, beside sockets and streams.
 
 Two daemons on loopback; the far one holds the prompts (1,024 tokens of Llama 3 8B, 128 MiB), the near one
 reads each once, which fetches it, and once more from its own memory. In turns with that:
@@ -8,7 +8,8 @@ reads each once, which fetches it, and once more from its own memory. In turns w
 
 A fetch has tickets, landing, index entries and replies of which the sockets have nothing; what the near
 client has never touched of its daemon's memory would be mapped page by page meanwhile, so other prompts were
-there before. Processor time is of both ends. Every byte is compared. Last, a read of what no host has, beside
+there before. With `--tls` the hosts show certificates; sockets stay bare, and there are no streams.
+Processor time is of both ends. Every byte is compared. Last, a read of what no host has, beside
 a daemon that knows no other.
 """
 
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ CHUNK_BYTES = 512 << 10
 FIRST_TOUCHED = 10_000
 NUM_MISSES, MISS_BLOCKS = 200, 64
 START_S = 60.0
+HOSTS_NAME = "hosts.fleet"
+INSECURE: Mapping[str, str] = {"access.insecure": "true"}
 
 
 class Timed:
@@ -90,13 +93,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def daemon(folder: Path, port: int, hosts: list[int], gib: int) -> Iterator[tuple[str, int]]:
+def daemon(
+    folder: Path, port: int, hosts: list[int], gib: int, access: Mapping[str, str] = INSECURE
+) -> Iterator[tuple[str, int]]:
     """Run a daemon; yields the path of its socket, and the process that serves."""
     folder.mkdir()
     path = f"{folder}/kvtier.sock"
     known = ", ".join(f"127.0.0.1:{one}" for one in hosts)
     values = {
-        "access.insecure": "true",
+        **access,
         "compression.codec": "identity",
         "limits.max_pinned": "90%",
         "observe.http": "off",
@@ -120,6 +125,21 @@ def daemon(folder: Path, port: int, hosts: list[int], gib: int) -> Iterator[tupl
     finally:
         process.terminate()
         process.wait()
+
+
+def access_of(folder: Path) -> dict[str, str]:
+    """Write the certificate of all hosts; return the settings that show it."""
+    from tests.security.certificates import Authority  # not in every environment that imports this
+
+    authority = Authority("fleet")
+    pair = authority.sign(f"dns:{HOSTS_NAME}")
+    files = {"certificate": pair.certificate, "key": pair.key, "client_ca": authority.certificate}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return {
+        **{f"access.tls.{name}": str(folder / name) for name in files},
+        "peers.certificate_name": HOSTS_NAME,
+    }
 
 
 def hold() -> None:
@@ -206,13 +226,16 @@ def misses(client: Client, first: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fleet")
     parser.add_argument("--rounds", type=int, default=6, help="prompts that are fetched")
-    num_rounds = parser.parse_args().rounds
+    parser.add_argument("--tls", action="store_true", help="between the hosts")
+    arguments = parser.parse_args()
+    num_rounds, has_tls = arguments.rounds, arguments.tls
     print("\n".join(f"{label:9}{value}" for label, value in describe({}).items()))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-fleet")))
         ports, gib = [free_port() for _ in range(3)], max(1, -(-num_rounds * PROMPT_BYTES * 3 // 2 >> 30))
+        access = access_of(folder) if has_tls else INSECURE
         near, far, alone = (
-            stack.enter_context(daemon(folder / name, port, hosts, size))
+            stack.enter_context(daemon(folder / name, port, hosts, size, access))
             for name, port, hosts, size in (
                 ("near", ports[0], ports[:2], gib),
                 ("far", ports[1], ports[:2], gib),
@@ -220,7 +243,7 @@ def main() -> None:
             )
         )
         here, there, lone = (stack.enter_context(Client(one[0])) for one in (near, far, alone))
-        remote = stack.enter_context(Client(f"127.0.0.1:{ports[1]}"))
+        remote = there if has_tls else stack.enter_context(Client(f"127.0.0.1:{ports[1]}"))
         namespaces = [one.register(IDENTITY) for one in (here, there, remote)]
         for prompt in range(num_rounds + 1):
             assert there.put(namespaces[1], names_of(prompt), data_of(prompt)).complete
@@ -236,7 +259,8 @@ def main() -> None:
         bare.fetch()
         for prompt in range(num_rounds):
             sockets.round(bare.fetch)
-            for timed, client, number in ((fetched, here, 0), (local, here, 0), (streams, remote, 2)):
+            turns = ((fetched, here, 0), (local, here, 0), (streams, remote, 2))
+            for timed, client, number in turns[: 2 if has_tls else 3]:
                 into[:] = 1
 
                 def read(client: Client = client, number: int = number, prompt: int = prompt) -> None:
@@ -251,10 +275,11 @@ def main() -> None:
         fetched.processor_s -= local.processor_s
         print(fetched.line("fetched from the other host"))
         print(sockets.line("4 bare sockets, checksum"))
-        print(streams.line("gRPC streams"))
-        of = {name: statistics.median(one.took) for name, one in (("b", sockets), ("s", streams))}
         median = statistics.median(fetched.took)
-        print(f"beside bare sockets {of['b'] / median:.2f} x, beside gRPC streams {of['s'] / median:.2f} x")
+        print(f"beside bare sockets {statistics.median(sockets.took) / median:.2f} x")
+        if not has_tls:
+            print(streams.line("gRPC streams"))
+            print(f"beside gRPC streams {statistics.median(streams.took) / median:.2f} x")
         beside, apart = misses(here, 1000), misses(lone, 1000)
         print(f"a read of what is nowhere: {beside * 1e3:.3f} ms beside a host, {apart * 1e3:.3f} ms alone")
 

@@ -6,8 +6,8 @@ daemon of its own, and the daemons are a fleet. Then parts are killed: a daemon 
 daemon while decode waits for it, the prefill engine. Every answer is compared, token for token, with that of
 an engine which neither loads nor finds anything of the prompt.
 
-With `--nixl` vLLM's NixlConnector stands behind kvtier's in a MultiConnector (it needs the package `nixl`).
-With vLLM 0.32 that ends the engines at their start: docs/integrations/vllm.md says why.
+With `--nixl` vLLM's NixlConnector stands beside kvtier's in a MultiConnector (it needs the package `nixl`),
+behind it in the prefill engine, before it in the other: it moves the hand-over, and kvtier keeps the blocks.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ from bench.vllm.options import EngineOptions, environment_of, kvtier_connector
 START_S, WAIT_S, ASK_S = 300.0, 120.0, 120.0
 BLOCK, NUM_BLOCKS, NUM_NEW = 32, 30, 8
 MODEL = FOLDER / "tiny"
+OF_ALL = ("vllm:external_prefix_cache_hits_total",)
+OF_OURS = ("vllm:kvtier_hit_tokens_host_total", "vllm:kvtier_hit_tokens_disk_total")
 ALONE = {"kvtier_load": False, "kvtier_save": False}
 
 
 class Answer(NamedTuple):
-    """What came of one prompt. `num_cached`: of its tokens, found and not computed."""
+    """What came of one prompt. `num_found`: of its tokens, loaded and not computed; `num_ours`: by kvtier."""
 
     tokens: list[int]
-    num_cached: int
+    num_found: int
+    num_ours: int
     took_s: float
 
 
@@ -72,8 +75,26 @@ class Server:
                     ) from None
                 time.sleep(0.2)
 
-    def ask(self, prompt: list[int], transfer: dict[str, Any] | None = None, salt: str = "") -> Answer:
-        """Return what it answers to a prompt. Raises urllib.error.HTTPError."""
+    def num_loaded(self) -> tuple[int, int]:
+        """Return the tokens that an engine has loaded, and those that kvtier has brought.
+
+        An answer's usage has those of prefill, where NIXL has brought them."""
+        lines = urllib.request.urlopen(self.url + "/metrics", timeout=5).read().decode().splitlines()
+        counted = [line.rpartition(" ") for line in lines if line.startswith(OF_ALL + OF_OURS)]
+        of_all, of_ours = (
+            sum(float(value) for name, _, value in counted if name.startswith(names))
+            for names in (OF_ALL, OF_OURS)
+        )
+        return round(of_all), round(of_ours)
+
+    def ask(
+        self,
+        prompt: list[int],
+        transfer: dict[str, Any] | None = None,
+        salt: str = "",
+        through: Server | None = None,
+    ) -> Answer:
+        """Return what it, or a proxy before it, answers to a prompt. Raises urllib.error.HTTPError."""
         body: dict[str, Any] = {
             "model": str(MODEL),
             "prompt": prompt,
@@ -85,14 +106,15 @@ class Server:
         body |= {"kv_transfer_params": transfer} if transfer else {}
         body |= {"cache_salt": salt} if salt else {}
         request = urllib.request.Request(
-            self.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            (through or self).url + "/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
         )
-        began = time.monotonic()
+        before, began = self.num_loaded(), time.monotonic()
         answer = json.loads(urllib.request.urlopen(request, timeout=ASK_S).read())
-        details = answer["usage"]["prompt_tokens_details"] or {}
-        return Answer(
-            answer["choices"][0]["token_ids"], details.get("cached_tokens") or 0, time.monotonic() - began
-        )
+        took_s, after = time.monotonic() - began, self.num_loaded()
+        found, ours = (there - here for here, there in zip(before, after, strict=True))
+        return Answer(answer["choices"][0]["token_ids"], found, ours, took_s)
 
     def kill(self) -> None:
         """End it and its children with SIGKILL."""
@@ -129,7 +151,7 @@ class Scene:
         options = EngineOptions()
         if has_nixl:
             nixl = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
-            both = {"connectors": [connector, nixl]}
+            both = {"connectors": [connector, nixl] if daemon is self.of_prefill else [nixl, connector]}
             connector = {
                 "kv_connector": "MultiConnector",
                 "kv_role": "kv_both",
@@ -149,15 +171,24 @@ class Scene:
             "--kv-transfer-config": json.dumps(connector),
         }
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL)]
-        command += ["--enable-prompt-tokens-details", *(str(part) for pair in words.items() for part in pair)]
+        command += [*(str(part) for pair in words.items() for part in pair)]
         return Server(command, port, log, environment_of(options))
 
+    def hand_over(self, prompt: list[int]) -> Answer:
+        """Return what the proxy answers, and what decode has found. Raises urllib.error.HTTPError."""
+        return self.decode.ask(prompt, through=self.proxy)
+
     def wait_until_they_know_each_other(self, new_prompt: Callable[[], list[int]]) -> None:
-        """Return when a prompt was handed over. Raises SystemExit."""
+        """Return when decode's daemon has fetched a prompt. Raises SystemExit."""
         ends_at = time.monotonic() + WAIT_S
-        while not self.proxy.ask(new_prompt()).num_cached:
+        while not self.decode.ask(self.asked_of_prefill(new_prompt())).num_ours:
             if time.monotonic() > ends_at:
-                raise SystemExit("nothing is handed over")
+                raise SystemExit("decode finds nothing of what prefill has computed")
+
+    def asked_of_prefill(self, prompt: list[int]) -> list[int]:
+        """Return a prompt that the prefill engine has computed."""
+        self.prefill.ask(prompt)
+        return prompt
 
 
 def run(scene: Scene) -> list[list[str]]:
@@ -170,32 +201,35 @@ def run(scene: Scene) -> list[list[str]]:
     def row(words: str, prompt: list[int], got: Answer) -> None:
         # Another salt has other names: nothing of the prompt is found, in vLLM's own cache neither.
         expected = scene.decode.ask(prompt, ALONE, salt="alone")
-        assert not expected.num_cached
+        assert not expected.num_found
         is_same = "yes" if got.tokens == expected.tokens and len(got.tokens) == NUM_NEW else "NO"
-        rows.append([words, f"{got.num_cached} of {len(prompt)}", f"{got.took_s:.2f}", is_same])
+        found = f"{got.num_found} of {len(prompt)}"
+        rows.append([words, found, str(got.num_ours), f"{got.took_s:.2f}", is_same])
 
     scene.wait_until_they_know_each_other(new_prompt)
     for _ in range(3):
-        row("handed over", prompt := new_prompt(), scene.proxy.ask(prompt))
+        row("handed over", prompt := new_prompt(), scene.hand_over(prompt))
+    prompt = scene.asked_of_prefill(new_prompt())
+    row("asked of one, then of the other, without the proxy", prompt, scene.decode.ask(prompt))
     scene.of_decode.kill()
-    row("decode's daemon is dead", prompt := new_prompt(), scene.proxy.ask(prompt))
+    row("decode's daemon is dead", prompt := new_prompt(), scene.hand_over(prompt))
     scene.of_decode.start()
     scene.wait_until_they_know_each_other(new_prompt)
-    row("handed over again", prompt := new_prompt(), scene.proxy.ask(prompt))
+    row("handed over again", prompt := new_prompt(), scene.hand_over(prompt))
     prompt, before = new_prompt(), scene.of_decode.status().counters["acquires_expecting"]
     answers = list[Answer]()
-    asking = threading.Thread(target=lambda: answers.append(scene.proxy.ask(prompt)))
+    asking = threading.Thread(target=lambda: answers.append(scene.hand_over(prompt)))
     asking.start()
     while asking.is_alive() and scene.of_decode.status().counters["acquires_expecting"] == before:
         time.sleep(0.002)
     scene.of_prefill.kill()
     asking.join()
     row("prefill's daemon dies meanwhile", prompt, answers[0])
-    row("prefill's daemon is dead", prompt := new_prompt(), scene.proxy.ask(prompt))
+    row("prefill's daemon is dead", prompt := new_prompt(), scene.hand_over(prompt))
     scene.prefill.kill()
     prompt = new_prompt()
     try:
-        scene.proxy.ask(prompt)
+        scene.hand_over(prompt)
         raise SystemExit("the proxy answered without a prefill engine")
     except urllib.error.HTTPError:  # it knows no other way
         row("prefill is dead, decode asked directly", prompt, scene.decode.ask(prompt))
@@ -211,7 +245,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-proxy-")))
         rows = run(Scene(stack, args.proxy, folder, args.nixl))
-    print(render(["", "found by decode", "s", "same tokens"], rows))
+    print(render(["", "found by decode", "by kvtier", "s", "same tokens"], rows))
     if any(row[-1] != "yes" for row in rows):
         raise SystemExit("an answer is another one")
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.vllm.options import SWITCH_VARIABLE
-from kvtier.clients.vllm.connector import KvtierConnector, KvtierMetadata
+from kvtier.clients.vllm.connector import KvtierConnector
+from kvtier.clients.vllm.messages import KvtierMetadata
 from kvtier.clients.vllm.plan import StepPlan
 
 

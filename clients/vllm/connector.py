@@ -11,12 +11,12 @@ refused when the engine starts, which is the only time that anything here raises
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import __version__ as vllm_version
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -46,6 +46,7 @@ from .engine import (
     why_not_named,
 )
 from .groups import groups_of, why_not, why_not_shared
+from .messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata
 from .metrics import KvtierPromMetrics, KvtierStats
 from .options import Options
 from .plan import Acks, StepPlan
@@ -63,34 +64,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
-
-@dataclass
-class KvtierMetadata(KVConnectorMetadata):
-    """A step's plan on its way to the workers."""
-
-    plan: StepPlan
-
-
-@dataclass
-class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
-    """Saves that are over, on their way to the scheduler."""
-
-    acks: Acks
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "KvtierWorkerMetadata":
-        """Add what another rank has reported; return self."""
-        assert isinstance(other, KvtierWorkerMetadata)
-        self.acks.add(other.acks)
-        return self
-
-
-@dataclass
-class KvtierHandshake(KVConnectorHandshakeMetadata):
-    """What a worker's namespaces are; empty when it cannot serve."""
-
-    identities: list[NamespaceIdentity]
-    why_not: str = ""
 
 
 class PoolHolder:
@@ -150,6 +123,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._tables = BlockTables()
         self._loading = LoadingBlocks()
         self._lost_blocks: set[int] = set()
+        whole = get_current_vllm_config_or_none()  # MultiConnector gives its children a part of it
+        self._is_child = whole is not None and whole.kv_transfer_config is not transfer
+        self._has_met = self._has_asked = False  # the scheduler the workers
         events = vllm_config.kv_events_config
         self._has_listeners = events is not None and events.enable_kv_cache_events
         if self._why_dark:
@@ -205,7 +181,10 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @harmless(lambda *_, **__: None)
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Return this worker's namespaces, for the scheduler."""
+        """Return this worker's namespaces, for the scheduler; None under MultiConnector (messages.py)."""
+        return None if self._is_child else self._handshake()
+
+    def _handshake(self) -> KvtierHandshake:
         return KvtierHandshake(self._identities if not self._why_dark else [], self._why_dark)
 
     @harmless(lambda *_, **__: None)
@@ -213,15 +192,19 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         """Take all workers' namespaces by (pipeline, tensor) rank, and begin to look up."""
+        ranks = [metadata[rank] for rank in sorted(metadata)]
+        if ranks and isinstance(ranks[0], KvtierHandshake):  # else a step is asked
+            self._meet(ranks)
+
+    def _meet(self, ranks: list[Any]) -> None:
+        self._has_met = True
         if self._why_dark:
             return
         num_ranks = self._vllm_config.parallel_config.world_size
-        if len(metadata) < num_ranks:
-            self._go_dark(f"{len(metadata)} of {num_ranks} workers have said what they hold")
+        if len(ranks) < num_ranks:
+            self._go_dark(f"{len(ranks)} of {num_ranks} workers have said what they hold")
             return
-        ranks = [metadata[rank] for rank in sorted(metadata)]
         for rank in ranks:
-            assert isinstance(rank, KvtierHandshake)
             if rank.why_not:
                 self._go_dark(f"a worker says: {rank.why_not}")
                 return
@@ -290,7 +273,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         """Return the step's plan for the workers."""
         plan = StepPlan()
         if self._scheduler is None:
-            return KvtierMetadata(plan)
+            self._has_asked = True
+            return KvtierMetadata(plan, asks=not self._has_met)
         try:
             # Block tables and states are looked up late: the loads are in the plan before anything can fail.
             tables = partial(self._tables.table, scheduler_output)
@@ -306,11 +290,14 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     @harmless(lambda *_, **__: None)
     def update_connector_output(self, connector_output: Any) -> None:
         """Take what the workers have reported in this step."""
+        told = connector_output.kv_connector_worker_meta
+        if not self._has_met:
+            handshakes = told.handshakes if isinstance(told, KvtierWorkerMetadata) else {}
+            self._meet([handshakes[rank] for rank in sorted(handshakes)])
         if not self._scheduler:
             return
         failed = self._loading.failed(connector_output)
         self._scheduler.loaded(connector_output.finished_recving or (), failed)
-        told = connector_output.kv_connector_worker_meta
         if isinstance(told, KvtierWorkerMetadata):
             self._scheduler.saved(told.acks)
 
@@ -343,8 +330,10 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @harmless(lambda *_, **__: False)
     def has_pending_push_work(self) -> bool:
-        """Whether the engine must step although no request runs: saves are under way."""
-        return self._scheduler is not None and self._scheduler.is_busy
+        """Whether the engine must step although no request runs: for saves, or to meet the workers."""
+        if self._scheduler is None:
+            return not (self._has_met or self._has_asked or self._why_dark)
+        return self._scheduler.is_busy
 
     @harmless(lambda *_, **__: False)
     def reset_cache(self) -> bool | None:
@@ -357,10 +346,13 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---------------------------------------------------------------------------- worker's side
 
-    def _plan(self) -> StepPlan:
+    def _told(self) -> KvtierMetadata:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, KvtierMetadata)
-        return metadata.plan
+        return metadata
+
+    def _plan(self) -> StepPlan:
+        return self._told().plan
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's plan, before the forward pass."""
@@ -417,9 +409,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @harmless(lambda *_, **__: None)
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Return the saves that have ended, for the scheduler."""
+        """Return the saves that have ended, and the namespaces if asked, for the scheduler."""
         acks = self._worker.take_acks() if self._worker else Acks()
-        return KvtierWorkerMetadata(acks) if acks.by_job else None
+        asked = self.has_connector_metadata() and self._told().asks
+        handshakes = {self._vllm_config.parallel_config.rank: self._handshake()} if asked else {}
+        return KvtierWorkerMetadata(acks, handshakes) if acks.by_job or handshakes else None
 
     # -------------------------------------------------------------------------------- both sides
 
