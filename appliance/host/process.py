@@ -50,7 +50,7 @@ def run(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
     configure((source.settings if isinstance(source, Loaded) else source).observe.log)
     # Another process of the same user could otherwise write our memory through /proc.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    _keep_freed_memory()
+    keep_freed_memory()
     _raise_descriptor_limit()
     return asyncio.run(serve(source, keeper))
 
@@ -159,7 +159,7 @@ class Signals:
             task.add_done_callback(self._reloads.discard)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep the memory of freed messages.
 
     A megabyte is a message of a stream: its pages went back to the kernel and came anew with every one, a

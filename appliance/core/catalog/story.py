@@ -7,9 +7,9 @@ milliseconds and never happens on the way of a request.
 
 import math
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 
 class Verdict(NamedTuple):
@@ -40,15 +40,19 @@ class Decision(NamedTuple):
     num_blocks: int
 
 
-# Plain tuples of plain values: the garbage collector does not look into those.
+_Value: TypeAlias = float | bytes | str
 _Entry: TypeAlias = tuple[float, bytes | str, str, str, float, float, bytes]
+_NUM_VALUES = 7  # of an entry
 
 
 class Story:
     """A bounded log of decisions, and counters of the same words."""
 
     def __init__(self, max_lines: int) -> None:
-        self._lines: deque[_Entry] = deque(maxlen=max_lines)
+        self._max_lines = max_lines
+        # The values of entries, one behind the other. Were they tuples, Python's collector would look at a
+        # whole ring of them at once, for 5 ms: it counts those that are new less those that are gone.
+        self._values: deque[_Value] = deque(maxlen=_NUM_VALUES * max_lines)
         #: How often each `what` happened since the start.
         self.counters: dict[str, int] = {}
 
@@ -56,7 +60,7 @@ class Story:
         self, at: float, subject: bytes | str, what: str, why: str = "", verdict: Verdict = NO_VERDICT
     ) -> None:
         """Remember that `what` happened to `subject`, and count it."""
-        self._lines.append((at, subject, what, why, *verdict))
+        self._values.extend((at, subject, what, why, *verdict))
         self.counters[what] = self.counters.get(what, 0) + 1
 
     def tell_many(
@@ -70,9 +74,10 @@ class Story:
         """The same as `tell` for each of many blocks."""
         price, next_price, next_block = verdict
         self.counters[what] = self.counters.get(what, 0) + len(subjects)
-        if self._lines.maxlen is not None and len(subjects) > self._lines.maxlen:
-            subjects = subjects[-self._lines.maxlen :]  # what would be forgotten at once is not written
-        self._lines.extend([(at, subject, what, why, price, next_price, next_block) for subject in subjects])
+        subjects = subjects[-self._max_lines :]  # what would be forgotten at once is not written
+        values: list[_Value] = [at, b"", what, why, price, next_price, next_block] * len(subjects)
+        values[1::_NUM_VALUES] = subjects
+        self._values.extend(values)
 
     def count(self, what: str, by: int = 1) -> None:
         """Count something that is not worth a line."""
@@ -80,11 +85,11 @@ class Story:
 
     def of(self, subject: bytes | str) -> list[Line]:
         """Return what is remembered about a block or session, oldest first."""
-        return [_line(entry) for entry in self._lines if entry[1] == subject]
+        return [_line(entry) for entry in self._entries() if entry[1] == subject]
 
     def starting_with(self, prefix: bytes) -> set[bytes]:
         """Return the blocks that are remembered under a hash that begins so."""
-        return {s for _, s, *_ in self._lines if isinstance(s, bytes) and s.startswith(prefix)}
+        return {s for _, s, *_ in self._entries() if isinstance(s, bytes) and s.startswith(prefix)}
 
     def decisions(
         self,
@@ -98,7 +103,7 @@ class Story:
         `about` some subjects only when that is given."""
         found: list[Decision] = []
         kind: tuple[object, ...] = ()
-        for entry in islice(reversed(self._lines), max_lines):
+        for entry in islice(self._newest_first(), max_lines):
             if entry[2] not in words or (about is not None and entry[1] not in about):
                 continue
             if (entry[0], entry[2], entry[3], entry[6]) == kind:
@@ -109,6 +114,13 @@ class Story:
             kind = (entry[0], entry[2], entry[3], entry[6])
             found.append(Decision(_line(entry), 1))
         return found
+
+    def _entries(self) -> Iterator[_Entry]:
+        return cast(Iterator[_Entry], zip(*[iter(self._values)] * _NUM_VALUES, strict=True))
+
+    def _newest_first(self) -> Iterator[_Entry]:
+        for backwards in zip(*[reversed(self._values)] * _NUM_VALUES, strict=True):
+            yield cast(_Entry, backwards[::-1])
 
     def words(self, subject: bytes | str) -> list[str]:
         """Return the story as text, for error messages."""
