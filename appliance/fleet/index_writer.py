@@ -3,7 +3,8 @@
 It watches this host's own holdings, as another host would (holdings.py), and writes what it is told. All
 is written anew every REFRESH_S, because what is in the index expires, and at once when the directory had
 lost this host: then it may have lost what this host held, too. When the index takes nothing the writer
-begins again later, with all that is held then, so nothing that could not be written is remembered.
+begins again later, with all that is held then, so nothing that could not be written is remembered. The
+pause doubles while nothing is taken, and ends when the directory has this host anew.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 from ...sources.directories.addresses import DirectoryError
@@ -43,6 +44,8 @@ class HoldingsWriter:
         self._watch = watch
         self._told = HostInventory()  # what the index has of this host, as far as known
         self._following: asyncio.Task[None] | None = None
+        self._is_all_written = False  # by the task that follows now
+        self._is_due = asyncio.Event()  # to write all again
         self.is_failing = False
         self.counters: Counter[str] = Counter()
 
@@ -52,14 +55,18 @@ class HoldingsWriter:
         return len(self._told)
 
     def begin_again(self) -> None:
-        """Write all that is held: the index may have lost it."""
-        if self._following is not None:
+        """Write all that is held: the index may have lost it. What is being written is ended first, so that
+        a directory that loses this host again and again does not keep the rest from being written."""
+        self._is_due.set()
+        if self._following is not None and self._is_all_written:
+            self._is_all_written = False
             self._following.cancel()
 
     async def run(self) -> None:
         """Write until cancelled."""
         retry_s = RETRY_S
         while True:
+            self._is_all_written = False
             self._following = asyncio.create_task(self._follow())
             try:
                 done, _ = await asyncio.wait(
@@ -70,19 +77,23 @@ class HoldingsWriter:
             if not done:
                 await asyncio.wait([self._following])
             failure = None if self._following.cancelled() else self._following.exception()
-            if failure is None:
+            if failure is None or not self.is_failing:
                 retry_s = RETRY_S
+            if failure is None:
                 continue
             if not isinstance(failure, DirectoryError):
                 log.error("what this host holds was not written into the index", exc_info=failure)
             self.counters["index_writes_failed"] += 1
             self.is_failing = True
-            await asyncio.sleep(retry_s * (0.5 + random.random() / 2))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(retry_s * (0.5 + random.random() / 2)):
+                    await self._is_due.wait()
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 
     async def _follow(self) -> None:
         """Write what is held, then what changes. Raises DirectoryError."""
         former, told = self._told, HostInventory()
+        self._is_due.clear()
         async with aclosing(self._watch()) as messages:
             async for message in messages:
                 if message.is_reset:
@@ -93,7 +104,9 @@ class HoldingsWriter:
                     for digest, names in former.beyond(told):
                         await self._remove(digest, names)
                     self._told, former = told, HostInventory()
-                    self.is_failing = False
+                    self.is_failing, self._is_all_written = False, True
+                    if self._is_due.is_set():
+                        return
 
     async def _write(self, told: HostInventory, change: pb.InventoryChange) -> None:
         """Write one change into the index, and what it has now into `told`."""

@@ -61,7 +61,7 @@ class EtcdDirectory:
             self._register(key, own)
         values = self._values()
         if values.get(key) != own.text():  # it was deleted, or another host says it lives this life
-            is_new = is_new or key not in values
+            is_new = True
             self._register(key, own)
             values[key] = own.text()
         records, num_unreadable = read_records(values.values())

@@ -41,7 +41,7 @@ class Met(NamedTuple):
 
     records: list[HostRecord]  # of all hosts, this one among them
     num_unreadable: int = 0  # entries that are no record
-    is_new: bool = False  # this host was not in it, or not any more
+    is_new: bool = False  # this host was not in it, not any more, or another one had its life
     problem: str = ""  # why this host is not in it; others may be
 
 

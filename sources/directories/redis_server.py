@@ -118,8 +118,8 @@ class RedisDirectory:
             problem = await self._register(own) if is_new else ""
             listed = set(lives) if problem else {*lives, str(own.epoch).encode()}
             records, num_unreadable = await self._read(sorted(listed)[:MAX_RECORDS])
-            if not problem and own not in records:  # another host says it lives this life
-                problem = await self._register(own)
+            if not problem and own not in records:  # another host says it lives this life, and hides a loss
+                is_new, problem = True, await self._register(own)
                 records = [*(one for one in records if one.epoch != own.epoch), own]
         return Met(records, num_unreadable, is_new, problem)
 

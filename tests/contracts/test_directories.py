@@ -180,7 +180,9 @@ def test_a_second_life_of_a_host_stands_beside_the_first(world: World) -> None:
 def test_a_life_that_another_host_enters_is_entered_again(world: World) -> None:
     async def main(one: HostDirectory, two: HostDirectory) -> None:
         await two.meet(FIRST._replace(address="10.0.0.9:7070"))
-        assert (await one.meet(FIRST)).records == [FIRST]
+        met = await one.meet(FIRST)
+        assert met.records == [FIRST]
+        assert met.is_new  # what the directory lost meanwhile, the other host's record hides
         other = world.open()
         assert FIRST in (await other.meet(SECOND)).records
         await other.close()

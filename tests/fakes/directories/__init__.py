@@ -27,7 +27,7 @@ class FakeDirectory:
         now, kept = time.monotonic(), self._shelf.records
         for epoch in [epoch for epoch, (_, until) in kept.items() if until <= now]:
             del kept[epoch]
-        is_new = own.epoch not in kept
+        is_new = own.epoch not in kept or kept[own.epoch][0] != own
         kept[own.epoch] = own, now + TTL_S
         return Met([record for record, _ in kept.values()], is_new=is_new)
 
