@@ -10,7 +10,7 @@ from kvtier.appliance.fleet.index_writer import HoldingsWriter
 from kvtier.v1 import peer_pb2 as pb
 
 from ...fakes.directories.index import FakeIndex
-from ..loops import run
+from ..loops import run, turns
 
 NUM_FAILURES = 24  # a pause that doubled as often takes hours
 
@@ -37,7 +37,7 @@ class Host:
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait."""
         while not is_so():
-            await asyncio.sleep(0)
+            await turns(1)
 
 
 def writing(main: Callable[[Host], Awaitable[None]]) -> None:
