@@ -328,8 +328,12 @@ SCALE ?= 1
 scorecard: $(VENV)/.ready
 	$(BIN)/python -m tests.scorecard --scale $(SCALE) $(ARGS)
 
-# Runs the commands of docs/claims.md again, as many as fit into an hour, and marks what drifted; ARGS="--claim NAME" for one.
-claims: $(VENV)/.ready
+# Runs the commands of docs/claims.md again, as many as fit into an hour, and marks what drifted; ARGS="--claim NAME" for one. The
+# environment has torch, for claims about real KV, and the peers' own environments are made.
+.cache/peers/%/kvtier-recipe: | $(VENV)/.ready
+	$(BIN)/python -m bench.peers install $*
+
+claims: $(VENV)/.ready-demo .cache/peers/mooncake/kvtier-recipe .cache/peers/lmcache/kvtier-recipe
 	$(BIN)/python -m tests.claims $(ARGS)
 
 clean:

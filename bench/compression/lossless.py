@@ -63,10 +63,15 @@ class CodecRound(NamedTuple):
 
 
 def capture(model: Path, num_tokens: int, total_bytes: int) -> tuple[Fragments, Shape]:
-    """Return real KV as [fragment, value] of bfloat16's bits, and the fragments' shape."""
+    """Return real KV as [fragment, value] of bfloat16's bits, and the fragments' shape. The model of a recipe
+    of `bench.compression.train` that is not there yet is trained first, in minutes."""
     import torch
     import transformers
 
+    from bench.compression.train import RECIPES, folder_of, is_trained, train
+
+    if model.name in RECIPES and model == folder_of(model.name) and not is_trained(model.name):
+        train(model.name, RECIPES[model.name])
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
     text = "\n".join(path.read_text(errors="ignore") for path in sorted(ROOT.glob("docs/**/*.md")))
