@@ -304,12 +304,12 @@ def measure(bench: Bench, num_rounds: int, cluster: Cluster | None) -> list[Row]
         firsts.append((bench.first_layers(chain), 1.0))
     locals_ = []
     step_back(cluster)
-    for _ in range(num_rounds):
-        measured = []
-        for share, beside in (("off", nullcontext()), ("off", storing(bench)), ("eager", nullcontext())):
-            bench.first.share(share)
-            with putting(bench, chains), beside:
-                measured.append(bench.local(next(chains), SECONDS))
+    for number in range(num_rounds):
+        measured = {}
+        for which in ((number + n) % 3 for n in range(3)):  # another one first in each round
+            bench.first.share("eager" if which == 2 else "off")
+            with putting(bench, chains), storing(bench) if which == 1 else nullcontext():
+                measured[which] = bench.local(next(chains), SECONDS)
         locals_.append(measured)
     num_gb = bench.payload.nbytes / 1e9
     return [
@@ -368,7 +368,7 @@ def main() -> int:
             url = f"file://{folder}/store"
         patient = StoreLimits(connect_s=10.0, idle_s=60.0, request_s=DEADLINE_S)
         store = ObjectStore(url, limits=patient)  # a busy gateway is slow, not gone
-        pool_bytes = 6 * arguments.bundles * BUNDLE_BYTES
+        pool_bytes = 8 * arguments.bundles * BUNDLE_BYTES  # of which an eighth may be on its way to the store
         steps = folder / "steps"
         os.environ |= {"PYTHONPATH": str(LOOP_STEPS), "KVTIER_LOOP_STEPS": str(steps)}
         first = stack.enter_context(Host(folder / "first", url, "eager", pool_bytes))

@@ -3,22 +3,19 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import click
 from rich.table import Table
 
-from ...sources.objects.finding import MissingNames
 from ...sources.objects.fleet_keys import erase_tenant
-from ...sources.objects.inventory import Inventory, find_chain, read_head, verify_object
-from ...sources.objects.keys import BUNDLES, Epochs, bundle_key, bundle_names
+from ...sources.objects.inventory import Inventory, read_head, verify_object
+from ...sources.objects.keys import BUNDLES, Epochs
 from ...sources.objects.layout import BundleError, BundleHead
 from ...sources.objects.lifecycle import rules
 from ...sources.objects.probe import StoreProbe
 from ...sources.objects.store import ObjectInfo, ObjectStore
 from ...tiers.base import CopyError
-from ...tiers.block import HASH_BYTES
 from ..config.tenants import domain_named
 from ..config.units import about_bytes, count
 from .inspect import outline
@@ -35,7 +32,7 @@ def objects() -> None:
     """Look into an object store that hosts share: what is there, and whether it is whole.
 
     STORE is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, file:///FOLDER or
-    mooncake://MASTER:PORT, which lists nothing: `check` and `find` work. The environment says credentials,
+    mooncake://MASTER:PORT, which lists nothing: only `check` works. The environment says credentials,
     region and endpoint, as for other clients: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
     AWS_ENDPOINT_URL.
 
@@ -225,60 +222,6 @@ def _damage_of(store: ObjectStore, one: ObjectInfo) -> str:
     return ""
 
 
-@objects.command()
-@store_arguments
-@click.option("--tenant", default="", metavar="NAME", help="Tenant of the namespace, as tenant:acme.")
-@click.option("--namespace", required=True, metavar="DIGEST", help="Its digest, 64 hex digits.")
-@click.option(
-    "--bundle-blocks",
-    type=click.IntRange(1, 4096),
-    required=True,
-    help="Blocks of a bundle of this namespace.",
-)
-@epoch_option
-@click.argument("names", type=click.File(), default="-")
-@json_option
-def find(
-    store: str,
-    endpoint: str,
-    tenant: str,
-    namespace: str,
-    bundle_blocks: int,
-    epoch_days: int,
-    names: IO[str],
-    as_json: bool,
-) -> None:
-    """Find how much of a prompt is in a store, by the names of its blocks, as a daemon does.
-
-    NAMES is a file, or stdin, with the prefix hash of one block in each line, in order, 64 hex digits; an
-    empty line begins another prompt. Bundles 1, 2, 4, 8 … are asked for. The answer is a range when one of
-    them is missing, because a bundle between two of them was not asked for.
-
-    \b
-    Example:
-      kvtier objects find s3://kv/prod --namespace "$DIGEST" --bundle-blocks 16 names.txt
-    """
-    digest = _hex_name(namespace, "--namespace")
-    answers, missing, now = [], MissingNames(), time.time()
-    with opened(store, endpoint) as there:
-        epochs = Epochs(epoch_days, is_endless=there.evicts).alive(now)
-        for chain in _chains(names):
-            bundles = [
-                bundle_key(epochs[0], tenant, digest, name) for name in bundle_names(chain, bundle_blocks)
-            ]
-            extent = find_chain(there, bundles, epochs, missing, now)
-            answers.append({"num_blocks": len(chain), "num_bundles": len(bundles), **extent._asdict()})
-    if as_json:
-        print_json({"chains": answers})
-        return
-    for one in answers:
-        least, most = one["num_found"], one["num_possible"]
-        found = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        console().print(
-            f"{found} of {count(one['num_bundles'], 'bundle')} there, {count(one['num_probes'], 'probe')}"
-        )
-
-
 @objects.command("erase-tenant")
 @store_arguments
 @click.argument("tenant")
@@ -308,29 +251,6 @@ def erase_tenant_(store: str, endpoint: str, tenant: str, yes: bool, as_json: bo
         print_json({"num_bundles": num_bundles})
         return
     console().print(f"erased {tenant}: {count(num_bundles, 'bundle')} deleted", markup=False)
-
-
-def _chains(names: IO[str]) -> Iterator[list[bytes]]:
-    """Yield the names of each chain in a file. Raises UsageError."""
-    chain: list[bytes] = []
-    for number, line in enumerate(names, 1):
-        if word := line.strip():
-            chain.append(_hex_name(word, f"line {number}"))
-        elif chain:
-            yield chain
-            chain = []
-    if chain:
-        yield chain
-
-
-def _hex_name(word: str, where: str) -> bytes:
-    try:
-        found = bytes.fromhex(word)
-    except ValueError:
-        found = b""
-    if len(found) != HASH_BYTES:
-        raise click.UsageError(f"{where}: {word[:80]!r} is no name; write 64 hex digits")
-    return found
 
 
 @objects.command()

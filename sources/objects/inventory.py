@@ -4,7 +4,7 @@ Needs no daemon, no key and no codec: hashes of payloads as they stand prove the
 layer group of one bundle.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from ...tiers.base import CopyError
 from .bundle import check_stored
-from .finding import ChainExtent, MissingNames, gallop
 from .keys import BundleKey, parse_bundle_key
 from .layout import BundleError, BundleHead, head_bytes, measure_head, unpack_head
 from .store import ObjectInfo, ObjectStore
@@ -42,31 +41,6 @@ class Inventory:
             count = self.other if key is None else self.folders.setdefault(key[:3], FolderCount())
             count.num_bundles += 1
             count.num_bytes += one.num_bytes
-
-
-def find_chain(
-    store: ObjectStore, bundles: Sequence[BundleKey], epochs: Sequence[str], missing: MissingNames, now: float
-) -> ChainExtent:
-    """Return how much of a chain is in any of `epochs`. `bundles`: a key for each of its bundles, in order.
-    A name that is `missing` is not asked for, and one that turns out to be is added. Raises StoreError."""
-
-    def is_there(bundle: BundleKey) -> bool:
-        for key in (str(bundle.in_epoch(epoch)) for epoch in epochs):
-            if missing.has(key, now):
-                continue
-            if store.size(key) is not None:
-                return True
-            missing.add(key, now)
-        return False
-
-    walk = gallop(len(bundles))
-    try:
-        index = next(walk)
-        while True:
-            index = walk.send(is_there(bundles[index]))
-    except StopIteration as end:
-        extent: ChainExtent = end.value
-        return extent
 
 
 def read_head(store: ObjectStore, key: str, num_bytes: int) -> BundleHead:

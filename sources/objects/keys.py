@@ -15,7 +15,6 @@ a listing would not say what is old.
 
 import hashlib
 import re
-from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -104,11 +103,6 @@ class Epochs:
     def is_dead(self, epoch: str, now_s: float) -> bool:
         """Whether no host reads folder `epoch` any more. Names of another kind are never dead."""
         return _first_day(epoch) is not None and epoch < self.alive(now_s)[-1]
-
-
-def bundle_names(names: Sequence[bytes], num_blocks: int) -> list[bytes]:
-    """Return the names of the whole bundles of a chain, in order; `names` are those of its blocks."""
-    return list(names[num_blocks - 1 :: num_blocks])
 
 
 def _first_day(epoch: str) -> date | None:

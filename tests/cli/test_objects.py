@@ -130,51 +130,7 @@ def test_mistakes_are_told_with_the_fix(tmp_path: Path, arguments: list[str], co
     assert "Traceback" not in result.output
 
 
-# ------------------------------------------------------------------------------------ find, check
-
-
-def test_a_prompt_is_found_by_the_names_of_its_blocks(tmp_path: Path) -> None:
-    store = ObjectStore(f"file://{tmp_path}")
-    epochs = Epochs(1).alive(time.time())
-    chains = []
-    for seed, num_stored in ((1, 5), (2, 0)):
-        bundles = [make_bundle(2, seed=seed, first=2 * n) for n in range(6)]
-        for n, made in enumerate(bundles[:num_stored]):
-            key = bundle_key(epochs[n % 3], "tenant:red", RED.digest, made.chain.names[-1])
-            assert store.create(str(key), made.bundle.data)
-        chains.append("\n".join(name.hex() for made in bundles for name in made.chain.names))
-    names = tmp_path / "names"
-    names.write_text("\n\n".join([*chains, chains[1]]))
-    asked = (
-        "find",
-        f"file://{tmp_path}",
-        str(names),
-        "--namespace",
-        RED.digest.hex(),
-        "--bundle-blocks",
-        "2",
-    )
-    found = run(*asked, "--tenant", "tenant:red", "--json")
-    assert found.exit_code == 0, found.output
-    first, second, third = json.loads(found.stdout)["chains"]
-    assert (first["num_found"], first["num_possible"], first["num_bundles"]) == (4, 5, 6)
-    assert (second["num_found"], second["num_possible"]) == (0, 0)
-    assert third == second
-    text = run(*asked, "--tenant", "tenant:red")
-    assert text.stdout.splitlines()[0] == "4 to 5 of 6 bundles there, 4 probes"
-    other = json.loads(run(*asked, "--tenant", "tenant:blue", "--json").stdout)["chains"]
-    assert [one["num_found"] for one in other] == [0, 0, 0], "another tenant has folders of its own"
-
-
-@pytest.mark.parametrize("line", ["xyz", "00", "0" * 63, "0" * 66])
-def test_what_is_no_name_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
-    (tmp_path / "names").write_text(f"{'0' * 64}\n{line}\n")
-    asked = (f"file://{tmp_path}", str(tmp_path / "names"), "--bundle-blocks", "1")
-    refused = run("find", *asked, "--namespace", "0" * 64)
-    assert refused.exit_code == 2
-    assert "line 2" in refused.stderr
-    assert "64 hex digits" in refused.stderr
-    assert run("find", *asked, "--namespace", line).exit_code == 2
+# ------------------------------------------------------------------------------------------ check
 
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:

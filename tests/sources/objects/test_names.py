@@ -13,7 +13,6 @@ from kvtier.sources.objects.keys import (
     BundleKey,
     Epochs,
     bundle_key,
-    bundle_names,
     parse_bundle_key,
     tenant_folder,
 )
@@ -80,11 +79,7 @@ def test_the_first_day_names_the_epoch() -> None:
             Epochs(days)
 
 
-def test_whole_bundles_are_named_by_their_last_block() -> None:
-    names = [bytes([n]) * 32 for n in range(10)]
-    assert bundle_names(names, 4) == [names[3], names[7]]
-    assert bundle_names(names[:3], 4) == []
-    assert bundle_names(names, 1) == names
+def test_a_bundle_has_the_same_name_in_each_epoch() -> None:
     key = BundleKey("20261123", "t" * 32, "n" * 64, "x" * 64)
     assert key.in_epoch("20261122")[1:] == key[1:]
 
