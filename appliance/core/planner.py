@@ -349,6 +349,7 @@ class Planner:
             self.resizing.check_integrity,
             self.dirty.check_integrity,
             self.exports.check_integrity,
+            self.fetches.check_integrity,
             *(room.check_integrity for room in self.rooms.values()),
         ]
         problems = check_catalog(self.catalog) + check_books(self.core, self.copies.forward_targets())

@@ -12,6 +12,7 @@ from ...sources.peers.connection import break_off, is_quiet
 from ...sources.peers.inventory import HostInventory
 from ...v1.types_pb2 import HostLoad
 from ..core.shares import Shares
+from .fetch_turns import FetchTurns
 from .fleet_tls import FleetTls
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class FleetHost:
         self.load = HostLoad()
         self.tells_tiers = False
         self.num_fetches = 0  # under way, and waiting for their turn
-        self.turns = asyncio.Semaphore(MAX_FETCHES)
+        self.turns = FetchTurns(MAX_FETCHES)
         self.awaits = Shares(MAX_AWAITS)
         self.pause_until = 0.0
         self.bytes_per_s = 0.0  # of the latest fetches; 0: there was none

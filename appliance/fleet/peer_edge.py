@@ -26,7 +26,7 @@ from ...sources.objects.limits import blocks_per_bundle
 from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, break_off
 from ...sources.peers.receiving import PayloadReader, connect
 from ...tiers.base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
-from ...tiers.block import Tier, Urgency
+from ...tiers.block import Tier, Urgency, tenant_of
 from ...tiers.codecs.base import shape_of
 from ...tiers.codecs.streaming import usable_codecs
 from ...v1 import peer_pb2 as pb
@@ -252,7 +252,7 @@ class PeerEdge:
         host.num_fetches += 1
         try:
             async with asyncio.timeout(max(0.0, deadline_at - self._clock())):
-                await host.turns.acquire()
+                await host.turns.acquire(tenant_of(work.bundle.identity.domain))
         except TimeoutError:
             host.num_fetches -= 1
             return Cause.CANCELLED

@@ -403,6 +403,40 @@ STATE = [
         (("TELLING_S: Final = 0.25", "TELLING_S: Final = 0.0"),),
     ),
     Mend(
+        "11m",
+        "a prompt of one tenant of 256 bundles that the store has",
+        "another tenant's 256 blocks are computed in 8 s instead of fetched in 0.5",
+        "they come in twice the time that they take alone: tenants take turns",
+        (
+            "tests/appliance/core/requests/test_sources_of_tenants.py::"
+            "test_what_one_tenant_fetches_leaves_another_its_part_of_the_source",
+            "tests/appliance/core/copying/test_source_speed.py::"
+            "test_what_others_have_on_their_way_counts_as_far_as_it_goes_before_a_fetch",
+        ),
+        "appliance/core/copying/source_speed.py",
+        (("min(held, own) for other", "held for other"),),
+    ),
+    Mend(
+        "11n",
+        "fetches of one tenant that wait to begin, here and at another host",
+        "another tenant's begins after all of them",
+        "after one of them",
+        (
+            "tests/appliance/core/requests/test_sources_of_tenants.py::"
+            "test_tenants_take_turns_in_beginning_to_fetch",
+            "tests/appliance/fleet/test_fetch_turns.py::test_a_fetch_waits_for_one_of_another_tenant_at_most",
+        ),
+        "appliance/core/turns.py",
+        (
+            ("        self._waiting.move_to_end(next(iter(self._waiting)))\n", "        pass\n"),
+            (
+                "        if queue:\n            self._waiting[tenant] = queue\n",
+                "        if queue:\n            self._waiting[tenant] = queue\n"
+                "            self._waiting.move_to_end(tenant, last=False)\n",
+            ),
+        ),
+    ),
+    Mend(
         "12a",
         "one EndSession with archive of a tenant with a full quota of nvme",
         "holds the event loop for 116 ms a step, 63 steps long, with chains of 1,024 blocks",

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvtier.appliance.core.capacity import exports
 from kvtier.appliance.core.catalog import transitions
-from kvtier.appliance.core.copying import copies, source_index
+from kvtier.appliance.core.copying import copies, source_index, source_speed
 from kvtier.appliance.core.instructions import Publish
 from kvtier.appliance.core.requests import fetch_job, fetches
 from kvtier.tiers.base import Cause, CopyOutcome
@@ -168,7 +168,19 @@ def failed_exports_wait_for_a_use() -> list[Patch]:
     return [(exports.Exports, "_try_later", lambda self, job: None)]
 
 
+def on_their_way_for_ever() -> list[Patch]:
+    """Bytes that landed, or never will, count as on their way: nothing is worth fetching any more."""
+    ended = source_speed.SourceSpeed.ended
+
+    def forgetful(self: Any, begun: Any, num_bytes: int, *rest: Any) -> None:
+        ended(self, begun, num_bytes, *rest)
+        self.on_their_way[begun.tenant] += num_bytes
+
+    return [(source_speed.SourceSpeed, "ended", forgetful)]
+
+
 SOURCE_MUTANTS = (
+    on_their_way_for_ever,
     failed_exports_wait_for_a_use,
     fetched_into_each_others_places,
     late_bytes_are_believed,

@@ -7,23 +7,26 @@ The source is where blocks can be had that this host does not own. What is known
 is wrong with a fetch is a shorter prefix. Two acquires of one chain share search and fetch. A bundle that did
 not arrive is not asked for again for a minute.
 
-Nothing is fetched unless it arrives, behind all that is on its way already, by MARGIN sooner than computing
-would: what is as slow as that saves nothing and takes room from what is here. No acquire waits longer than
-computing takes, nor for a source of known speed much longer than that promises, or than PATIENT_SHARE of
-computing: a source that is late for a moment would cost all of that. For the end of a search it waits at
-most a tenth of its time, and not at all where searches find too seldom to repay it, or its tenant has its
-share of searches under way.
+Nothing is fetched unless it arrives, beside all that is on its way already, by MARGIN sooner than computing
+would: what is as slow as that saves nothing and takes room from what is here. Tenants take turns. No acquire
+waits longer than computing takes, nor for a source of known speed much longer than that promises, or than
+PATIENT_SHARE of computing: a source that is late for a moment would cost all of that. For the end of a search
+it waits at most a tenth of its time, and not at all where searches find too seldom to repay it, or its tenant
+has its share of searches under way.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from ....tiers.block import tenant_of
 from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..copying.source_index import SourceIndex
 from ..copying.source_speed import HOST_LATENCY_S, MARGIN, STORE_LATENCY_S, BegunFetch, SourceSpeed
 from ..events import AcquireRequested, LookedUp, ReserveRequested, SourceChanged, SourceSearched
 from ..instructions import BundleBlocks
+from ..turns import TenantTurns
 from .fetch_job import FetchJob
 from .leases import ClientEntry
 from .put_job import PutJob
@@ -62,11 +65,11 @@ class Fetches:
         #: Namespaces of erased tenants: what the source still holds of them is not fetched.
         self.erased: set[int] = set()
         self._waiting: dict[int, ParkedAcquire] = {}  # by call
-        self._unbegun: dict[int, UnbegunFetches] = {}  # by call
+        self._unbegun: TenantTurns[UnbegunFetches] = TenantTurns()
         self.searches = Searches(core, index)
         self.num_begun = 0  # fetches, ever
         self._coming: dict[int, FetchJob] = {}  # by row: blocks on their way
-        self._begun: dict[PutJob, tuple[SourceSpeed, BegunFetch]] = {}
+        self._begun: dict[FetchJob, tuple[SourceSpeed, BegunFetch]] = {}
         self._store, self.host_speed = index.store_speed, SourceSpeed(HOST_LATENCY_S)
 
     def __len__(self) -> int:
@@ -75,7 +78,7 @@ class Fetches:
     @property
     def is_busy(self) -> bool:
         """Return whether there is more to begin than one step begins."""
-        return bool(self._unbegun)
+        return len(self._unbegun) > 0
 
     # ------------------------------------------------------------------------------------ requests
 
@@ -122,22 +125,24 @@ class Fetches:
             self._waiting[event.call] = ParkedAcquire(event, search_until, deadline_at, number)
             return True
         if speed.is_known(now) and not event.load_anyway:
-            expected_s = speed.fetch_s((end - num_here) * namespace.block_bytes, now)
+            expected_s = self._fetch_s(speed, namespace, (end - num_here) * namespace.block_bytes)
             patience_s = max(PATIENCE_S, MARGIN * expected_s, PATIENT_SHARE * wait_s)
             deadline_at = min(deadline_at, now + patience_s)
         unbegun = UnbegunFetches(event, client, first, end, size, num_here, deadline_at, speed)
         if self._begin_some(unbegun):
             return False
-        self._unbegun[event.call] = unbegun
+        self._unbegun.add(tenant_of(namespace.identity.domain), unbegun)
         return True
 
     def run(self) -> None:
-        """Begin more of what an acquire fetches, and take it up when that was all."""
+        """Begin more of what an acquire of the next tenant fetches, and take it up when that was all."""
         if self._unbegun:
-            call, unbegun = next(iter(self._unbegun.items()))
+            unbegun = self._unbegun.first()
             if self._begin_some(unbegun):
-                del self._unbegun[call]
+                self._unbegun.pop()
                 self.resume(unbegun.event, unbegun.until)
+            else:
+                self._unbegun.pass_on()
 
     def _begin_some(self, unbegun: UnbegunFetches) -> bool:
         """Begin fetches of STEP_FRAGMENTS fragments. Whether they were the last, or none can begin."""
@@ -234,8 +239,9 @@ class Fetches:
         job.begin(unbegun.until)
         if not job.is_done:
             self._coming.update(dict.fromkeys(job.coming, job))
+            tenant = tenant_of(namespace.identity.domain)
             self.num_begun += 1
-            self._begun[job] = speed, speed.began(job.num_bytes, self._core.now, unbegun.until)
+            self._begun[job] = speed, speed.began(job.num_bytes, self._core.now, unbegun.until, tenant)
         return len(self.prefix(namespace, chain[first:end])) == end - first
 
     def _ended(self, job: PutJob) -> None:
@@ -292,8 +298,12 @@ class Fetches:
         limit_s = self._core.options.fetch_wait_s
         if costs.prefill_speed(namespace.id)[1] != "geometry":
             limit_s = costs.recompute_s(namespace.id, position, num_blocks)
-        fetch_s = speed.fetch_s(num_bytes, self._core.now)
+        fetch_s = self._fetch_s(speed, namespace, num_bytes)
         return limit_s if load_anyway or MARGIN * fetch_s < limit_s else 0.0
+
+    def _fetch_s(self, speed: SourceSpeed, namespace: NamespaceEntry, num_bytes: int) -> float:
+        """Return how long so many bytes of a namespace take beside all that is on its way."""
+        return speed.fetch_s(num_bytes, self._core.now, tenant_of(namespace.identity.domain))
 
     def _is_search_worth(self, namespace: NamespaceEntry, first: int, end: int, speed: SourceSpeed) -> bool:
         """Return whether what a search for blocks `first` to `end` is likely to save repays its time."""
@@ -302,7 +312,7 @@ class Fetches:
             return True
         num_bytes = (end - first) * namespace.block_bytes if speed.is_known(self._core.now) else 0
         saved_s = costs.recompute_s(namespace.id, first, end - first)
-        saved_s -= speed.fetch_s(num_bytes, self._core.now)
+        saved_s -= self._fetch_s(speed, namespace, num_bytes)
         search_s = STORE_LATENCY_S if self._has_store else 0.0  # what hosts have is known here
         return self.searches.chance(namespace.id) * saved_s > search_s
 
@@ -339,7 +349,7 @@ class Fetches:
         speed = self._speed_of(namespace, names, num_stored // size * size)
         if not self.worth_waiting_s(namespace, num_stored, num_blocks, num_bytes, speed):
             return FetchPrice(0, 0.0)
-        return FetchPrice(num_blocks, speed.fetch_s(num_bytes, self._core.now))
+        return FetchPrice(num_blocks, self._fetch_s(speed, namespace, num_bytes))
 
     def host_fetch_s(self, num_bytes: int) -> float:
         """Return how long so many bytes of another host take on a link with nothing else on it."""
@@ -394,12 +404,17 @@ class Fetches:
 
     def abandon(self, call: int) -> bool:
         """Forget an acquire that is held back; False when it is not."""
-        return (self._waiting.pop(call, None) or self._unbegun.pop(call, None)) is not None
+        is_parked = self._waiting.pop(call, None) is not None
+        return is_parked or bool(self._unbegun.take(lambda one: one.event.call == call))
 
     def take_calls_of(self, client_id: int) -> list[int]:
         """Forget the acquires of a client that are held back; return their calls."""
-        mine = [event.call for event in self._held_back() if event.client == client_id]
-        return [call for call in mine if self.abandon(call)]
+        mine = [call for call, one in self._waiting.items() if one.event.client == client_id]
+        for call in mine:
+            del self._waiting[call]
+        return mine + [
+            one.event.call for one in self._unbegun.take(lambda one: one.event.client == client_id)
+        ]
 
     def namespaces(self) -> set[int]:
         """Return the namespaces of the acquires that are held back."""
@@ -407,7 +422,19 @@ class Fetches:
 
     def _held_back(self) -> list[AcquireRequested]:
         waiting = [one.event for one in self._waiting.values()]
-        return waiting + [one.event for one in self._unbegun.values()]
+        return waiting + [one.event for one in self._unbegun]
+
+    def check_integrity(self) -> list[str]:
+        """Audit what each tenant has on its way."""
+        problems = []
+        for name, speed in (("store", self._store), ("hosts", self.host_speed)):
+            num_bytes: Counter[str] = Counter()
+            for job, (one, begun) in self._begun.items():
+                if one is speed:
+                    num_bytes[begun.tenant] += job.num_bytes
+            if num_bytes != speed.on_their_way:
+                problems.append(f"bytes on their way from {name}: {speed.on_their_way} != {num_bytes}")
+        return problems
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do."""

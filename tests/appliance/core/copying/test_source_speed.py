@@ -112,3 +112,19 @@ def test_one_that_is_late_counts_where_nothing_is_known() -> None:
         speed.ended(begun, 100 * MB, 0, True, number + 0.1)
     assert speed.is_known(3.0)
     assert speed.bytes_per_s(3.0) == DEFAULT_BYTES_PER_S / 2
+
+
+def test_what_others_have_on_their_way_counts_as_far_as_it_goes_before_a_fetch() -> None:
+    """Tenants take turns. Before: a fetch was behind all bytes of another tenant."""
+    speed = SourceSpeed(STORE_LATENCY_S)
+    for _ in range(80):
+        speed.began(100 * MB, 0.0, tenant="acme")
+    assert speed.fetch_s(100 * MB, 0.0, "acme") == pytest.approx(
+        STORE_LATENCY_S + 8.1e9 / DEFAULT_BYTES_PER_S
+    )
+    assert speed.fetch_s(100 * MB, 0.0, "bolt") == pytest.approx(
+        STORE_LATENCY_S + 0.2e9 / DEFAULT_BYTES_PER_S
+    )
+    begun = speed.began(100 * MB, 0.0, tenant="bolt")
+    speed.ended(begun, 100 * MB, 100 * MB, False, STORE_LATENCY_S + 1.0)
+    assert speed.bytes_per_s(2.0) == pytest.approx(DEFAULT_BYTES_PER_S), "the other's half of its time counts"

@@ -6,8 +6,11 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.copying import source_index
-from kvtier.appliance.core.instructions import SearchBundles
+from kvtier.appliance.core.copying.source_speed import DEFAULT_BYTES_PER_S, STORE_LATENCY_S
+from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
+from kvtier.appliance.core.turns import TenantTurns
 from kvtier.policies.costs import PrefillModel
+from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import NamespaceIdentity
 
 from ..rig import CLIENT, GEOMETRY, Rig, hashes
@@ -85,3 +88,67 @@ def test_names_that_one_tenant_asks_for_do_not_make_those_of_others_forgotten(
     assert [index.is_stored(acme, name) for name in hashes("a", 20)] == [False] * 16 + [True] * 4
     index.note(acme, hashes("a", 20)[16], False)
     assert [index.is_present(acme, name) for name in hashes("a", 20)[15:]] == [None, False, True, True, True]
+
+
+class Store:
+    """A store of DEFAULT_BYTES_PER_S that brings one bundle at a time, of tenants in turns."""
+
+    def __init__(self, rig: Fetching) -> None:
+        self._rig = rig
+        self._queue: TenantTurns[FetchBundle] = TenantTurns()
+        self.num_landed: dict[str, int] = {}  # bundles, by domain
+
+    def serve(self, until: float) -> None:
+        """Bring what is asked for until a time; the planner takes its steps meanwhile."""
+        rig = self._rig
+        while rig.now < until:
+            for fetch in rig.take(FetchBundle):
+                self._queue.add(fetch.bundle.identity.domain, fetch)
+            if not self._queue:
+                return
+            domain, fetch = self._queue.pop()
+            num_bytes = sum(item.label.raw_length for _, items in fetch.batches for item in items)
+            rig.now += num_bytes / DEFAULT_BYTES_PER_S
+            for copy, items in fetch.batches:
+                rig.do(ev.CopyFinished(copy, [CopyOutcome(None, b"\7" * 16)] * len(items)))
+            self.num_landed[domain] = self.num_landed.get(domain, 0) + 1
+
+
+def test_what_one_tenant_fetches_leaves_another_its_part_of_the_source() -> None:
+    """Before: behind 32 bundles of another tenant nothing was worth fetching."""
+    rig = Fetching(num_extents=2048, tokens_per_s=8000.0)
+    store, calls = Store(rig), dict[str, int]()
+    for tenant, num_bundles in (("acme", 32), ("bolt", 4)):
+        chain = hashes(tenant, num_bundles * SIZE)
+        rig.look_up(tenant, chain)
+        for search in rig.take(SearchBundles):
+            rig.do(ev.SourceSearched(search.search, num_bundles, num_bundles))
+        calls[tenant] = rig.acquire_as(tenant, chain, load_anyway=tenant == "acme")
+        while rig.planner.is_busy:
+            rig.tick()
+    assert [rig.answer(calls[tenant]).num_blocks for tenant in calls] == [32 * SIZE, 4 * SIZE]
+    num_bytes, began_at = 4 * SIZE * GEOMETRY.block_bytes, rig.now
+    store.serve(began_at + 2 * num_bytes / DEFAULT_BYTES_PER_S + STORE_LATENCY_S)
+    assert store.num_landed["tenant:bolt"] == 4, "in twice the time that it takes alone"
+    assert store.num_landed["tenant:acme"] > 4, "what bolt leaves is of use"
+    store.serve(float("inf"))
+    assert store.num_landed == {"tenant:acme": 32, "tenant:bolt": 4}
+    assert not rig.planner.fetches.host_speed.on_their_way
+    assert not rig.planner.source_index.store_speed.on_their_way
+
+
+def test_tenants_take_turns_in_beginning_to_fetch() -> None:
+    """Before: the first step of an acquire came behind all steps of those that came before it."""
+    rig = Fetching(num_extents=2048)
+    for tenant, num_bundles in (("acme", 64), ("bolt", 8)):
+        chain = hashes(tenant, num_bundles * SIZE)
+        rig.look_up(tenant, chain)
+        for search in rig.take(SearchBundles):
+            rig.do(ev.SourceSearched(search.search, num_bundles, num_bundles))
+        rig.acquire_as(tenant, chain)
+    rig.take(FetchBundle)
+    begun = []
+    for _ in range(4):
+        rig.tick()
+        begun.append({one.bundle.identity.domain for one in rig.take(FetchBundle)})
+    assert sorted(map(sorted, begun)) == [["tenant:acme"]] * 2 + [["tenant:bolt"]] * 2
