@@ -1,27 +1,30 @@
-"""Remembered: what is known by key, of each tenant its share at most. Beyond that its oldest is forgotten."""
+"""Remembered: what is known by key, in parts by tenant, so that what one asks for makes none of the others
+forget what it needs. Beyond the capacity the tenant that has the most forgets its oldest value.
+
+Shares with a part reserved for each tenant were rejected: of a memory what others do not use can all be
+lent, because nothing is lost by taking it back.
+"""
 
 from collections import OrderedDict
-from typing import Generic, TypeVar
-
-from .shares import Shares
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
+#: Of which anything is remembered. Beyond, the one that had the last new value longest ago is forgotten.
+MAX_TENANTS: Final = 1024
+
 
 class Remembered(Generic[K, V]):
-    """At most `capacity` values of all tenants together (shares.py). None of another tenant is forgotten."""
+    """At most `capacity` values of all tenants together."""
 
-    def __init__(self, capacity: int, num_tenants: int) -> None:
-        self._shares = Shares(capacity, num_tenants)
-        self._of_tenant: dict[str, OrderedDict[K, V]] = {}
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._num_values = 0
+        self._of_tenant: OrderedDict[str, OrderedDict[K, V]] = OrderedDict()
 
     def __len__(self) -> int:
-        return self._shares.taken
-
-    def resize(self, capacity: int, num_tenants: int) -> None:
-        """Share the places among another number of tenants. What is remembered stays."""
-        self._shares.resize(capacity, num_tenants)
+        return self._num_values
 
     def get(self, tenant: str, key: K) -> V | None:
         """Return what is remembered; None: nothing."""
@@ -29,10 +32,25 @@ class Remembered(Generic[K, V]):
         return known.get(key) if known else None
 
     def put(self, tenant: str, key: K, value: V) -> None:
-        """Remember a value as the tenant's latest. Without a place for the tenant it is forgotten at once."""
-        known = self._of_tenant.setdefault(tenant, OrderedDict())
-        if known.pop(key, None) is None and not self._shares.take(tenant, 1):
-            if not known:
-                return
-            known.popitem(last=False)
+        """Remember a value as the tenant's latest."""
+        known = self._of_tenant.get(tenant)
+        if known is None:
+            known = self._of_tenant[tenant] = OrderedDict()
+            if len(self._of_tenant) > MAX_TENANTS:
+                self._num_values -= len(self._of_tenant.popitem(last=False)[1])
+        if known.pop(key, None) is None:
+            self._of_tenant.move_to_end(tenant)
+            self._num_values += 1
         known[key] = value
+        if self._num_values > self._capacity:
+            self._forget_one_for(tenant)
+
+    def _forget_one_for(self, tenant: str) -> None:
+        """Forget a tenant's oldest value, or while it has no more than an equal part, that of the largest."""
+        if len(self._of_tenant[tenant]) * len(self._of_tenant) <= self._capacity:
+            tenant = max(self._of_tenant, key=lambda one: len(self._of_tenant[one]))
+        known = self._of_tenant[tenant]
+        known.popitem(last=False)
+        self._num_values -= 1
+        if not known:
+            del self._of_tenant[tenant]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from ...tiers.block import tenant_of
 from ...v1 import peer_pb2 as pb
 from ..core.events import BlocksTold, Event
 from ..core.instructions import AwaitBlocks, StopAwaiting
@@ -99,7 +100,7 @@ class Awaits:
         async for message in stub.AwaitBlocks(request, timeout=left_s + 1.0):
             num_blocks = min(message.num_blocks, len(work.names))
             if num_blocks > told:
-                self._hosts.told(host, digest, work.names[told:num_blocks])
+                self._hosts.told(host, digest, work.names[told:num_blocks], tenant_of(work.identity.domain))
                 told = num_blocks
                 self._deliver(BlocksTold(work.number, told))
         return told

@@ -21,6 +21,7 @@ class ChainPart(NamedTuple):
     names: Sequence[bytes]
     offset: int  # of the first one in its bundle
     size: int  # blocks of a bundle
+    tenant: str = ""  # that asks
 
     def bundle_names(self) -> Sequence[bytes]:
         """Return the names of the bundles that end among the blocks."""
@@ -42,8 +43,8 @@ class KnownHosts(Protocol):
         """Return the host at an address that can be called; None where there is none."""
         ...
 
-    def told(self, host: FleetHost, digest: bytes, names: Sequence[bytes]) -> None:
-        """Take in that a host has blocks of a chain that is awaited: found from now on."""
+    def told(self, host: FleetHost, digest: bytes, names: Sequence[bytes], tenant: str) -> None:
+        """Take in that a host has blocks of a chain that a tenant awaits: found from now on."""
         ...
 
     def find(self, part: ChainPart, answer: Callable[[Held], None]) -> None:

@@ -88,7 +88,7 @@ class Hosts:
         """See KnownHosts."""
         return self.by_address.get(address)
 
-    def told(self, host: FleetHost, digest: bytes, names: Sequence[bytes]) -> None:
+    def told(self, host: FleetHost, digest: bytes, names: Sequence[bytes], tenant: str) -> None:
         """See KnownHosts. Its stream tells of the same blocks later, and of their end."""
         host.inventory.change(digest, short_names(names), b"")
 

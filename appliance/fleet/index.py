@@ -2,9 +2,9 @@
 
 A look asks for the first bundles of a chain in one batch, then for more while one host has all of them.
 What it finds is remembered for a few seconds. Nothing here may hold up this host: an answer is waited for
-LOOK_S, there are MAX_LOOKS at a time, and after one that failed none is begun before a pause has passed,
-which doubles, and the directory has answered; then a single one tries. Meanwhile there are no other hosts,
-and local service is as without them.
+LOOK_S, there are MAX_LOOKS at a time, of one tenant as many as it leaves free, and after one that failed none
+is begun before a pause has passed, which doubles, and the directory has answered; then a single one tries.
+Meanwhile there are no other hosts, and local service is as without them.
 
 A host is asked by its life: one that was started anew refuses what its former life held, and what that one
 left in the index means nothing.
@@ -12,7 +12,7 @@ left in the index means nothing.
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -24,6 +24,8 @@ from ...sources.directories.records import HostRecord, refusal_of
 from ...sources.directories.redis_index import HolderIndex, bundle_key
 from ...sources.peers.inventory import NAME_BYTES
 from ...v1.peer_pb2_grpc import PeerServiceStub
+from ..core.remembered import Remembered
+from ..core.shares import Shares
 from .finding import ChainPart, Held
 from .fleet_host import FleetHost, open_channel
 from .fleet_tls import FleetTls
@@ -34,7 +36,7 @@ MAX_LOOKS: Final = 16
 FIRST_STEP, MAX_STEP = 8, 64  # bundles asked for at a time
 MAX_BUNDLES: Final = 1024  # of a chain
 PRESENT_S, MISSING_S = 5.0, 1.0  # for which an answer is remembered
-MAX_KNOWN: Final = 65_536  # answers, and blocks of awaited chains: 15 MB or so of each
+MAX_KNOWN: Final = 65_536  # answers, and blocks of awaited chains, in parts by tenant: 15 MB or so of each
 TOLD_S: Final = 30.0  # for which what a host told of an awaited chain is believed
 PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 
@@ -59,9 +61,10 @@ class IndexedHosts:
         self._clock = clock
         self._lives: dict[int, FleetHost] = {}
         self._channels: dict[int, grpc.aio.Channel] = {}
-        self._known: OrderedDict[bytes, tuple[frozenset[int], float]] = OrderedDict()
-        self._told: OrderedDict[tuple[int, bytes, bytes], float] = OrderedDict()  # until when
+        self._known: Remembered[bytes, tuple[frozenset[int], float]] = Remembered(MAX_KNOWN)
+        self._told: Remembered[tuple[int, bytes, bytes], float] = Remembered(MAX_KNOWN)  # until when
         self._looks: set[asyncio.Task[list[frozenset[int]]]] = set()
+        self._shares = Shares(MAX_LOOKS)  # of them, by tenant
         self._closing: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._is_proven = False  # a look has succeeded since it was opened
@@ -90,14 +93,11 @@ class IndexedHosts:
         found = [host for host in self._lives.values() if host.address == address and host.is_live]
         return found[-1] if found and self._reach(found[-1]) else None
 
-    def told(self, host: FleetHost, digest: bytes, names: Sequence[bytes]) -> None:
+    def told(self, host: FleetHost, digest: bytes, names: Sequence[bytes], tenant: str) -> None:
         """See KnownHosts. The index is told too late of blocks that are awaited, and of bundles only."""
-        now = self._clock()
+        until = self._clock() + TOLD_S
         for name in names:
-            self._told.pop((host.epoch, digest, name), None)
-            self._told[host.epoch, digest, name] = now + TOLD_S
-        while self._told and (len(self._told) > MAX_KNOWN or next(iter(self._told.values())) <= now):
-            self._told.popitem(last=False)
+            self._told.put(tenant, (host.epoch, digest, name), until)
 
     def set_lives(self, lives: Mapping[int, HostRecord]) -> None:
         """Know exactly these hosts."""
@@ -154,7 +154,7 @@ class IndexedHosts:
         self._is_open = False
         self._closed_until = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-        self._known.clear()
+        self._known = Remembered(MAX_KNOWN)
         self._lost()
         self._changed()
 
@@ -177,19 +177,20 @@ class IndexedHosts:
             return
         names = part.bundle_names()[:MAX_BUNDLES]
         keys = [bundle_key(part.digest, name[:NAME_BYTES]) for name in names]
-        known = self._from_memory(keys) if self._is_open else []
+        known = self._from_memory(part.tenant, keys) if self._is_open else []
         if known is not None:
             answer(self._held(part, known))
             return
-        if len(self._looks) >= (MAX_LOOKS if self._is_proven else 1):
+        if (self._looks and not self._is_proven) or not self._shares.take(part.tenant, 1):
             self.counters["index_looks_left_out"] += 1
             answer({})
             return
-        task = asyncio.get_running_loop().create_task(self._look(keys))
+        task = asyncio.get_running_loop().create_task(self._look(part.tenant, keys))
         self._looks.add(task)
 
         def ended(look: asyncio.Task[list[frozenset[int]]]) -> None:
             self._looks.discard(look)
+            self._shares.give(part.tenant, 1)
             answer(self._held(part, [] if look.cancelled() else look.result()))
 
         task.add_done_callback(ended)
@@ -203,14 +204,16 @@ class IndexedHosts:
             host: len(part.names)
             for life, host in self._lives.items()
             if host.is_live
-            and all(self._told.get((life, part.digest, name), 0.0) > now for name in part.names)
+            and all(
+                (self._told.get(part.tenant, (life, part.digest, name)) or 0.0) > now for name in part.names
+            )
         }
 
-    def _from_memory(self, keys: Sequence[bytes]) -> list[frozenset[int]] | None:
+    def _from_memory(self, tenant: str, keys: Sequence[bytes]) -> list[frozenset[int]] | None:
         """Return the holders of each bundle, to the first one without any; None: the index is to be asked."""
         found, now = list[frozenset[int]](), self._clock()
         for key in keys:
-            lives, until = self._known.get(key, (frozenset[int](), 0.0))
+            lives, until = self._known.get(tenant, key) or (frozenset[int](), 0.0)
             if until <= now:
                 return None
             found.append(lives)
@@ -218,7 +221,7 @@ class IndexedHosts:
                 break
         return found
 
-    async def _look(self, keys: Sequence[bytes]) -> list[frozenset[int]]:
+    async def _look(self, tenant: str, keys: Sequence[bytes]) -> list[frozenset[int]]:
         """Return the holders of each bundle, as far as one host has all before it."""
         found, step = list[frozenset[int]](), FIRST_STEP
         try:
@@ -228,7 +231,7 @@ class IndexedHosts:
                     answers = await self._index.holders(asked)
                     self.counters["index_looks"] += 1
                     self.counters["index_bundles_asked"] += len(asked)
-                    found += self._remember(asked, answers)
+                    found += self._remember(tenant, asked, answers)
                     if not frozenset.intersection(*found):
                         break
                     step = min(4 * step, MAX_STEP)
@@ -239,16 +242,15 @@ class IndexedHosts:
             self._fail(repr(failure)[:200])
         return found
 
-    def _remember(self, keys: Sequence[bytes], answers: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    def _remember(
+        self, tenant: str, keys: Sequence[bytes], answers: Sequence[frozenset[int]]
+    ) -> list[frozenset[int]]:
         """Remember the holders of bundles for a moment; return the lives among them that are there."""
         now, found = self._clock(), list[frozenset[int]]()
         for key, lives in zip(keys, answers, strict=True):
             lives = lives.intersection(self._lives)
             found.append(lives)
-            self._known.pop(key, None)
-            self._known[key] = lives, now + (PRESENT_S if lives else MISSING_S)
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+            self._known.put(tenant, key, (lives, now + (PRESENT_S if lives else MISSING_S)))
         return found
 
     def _held(self, part: ChainPart, found: Sequence[frozenset[int]]) -> Held:

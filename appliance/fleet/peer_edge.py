@@ -13,7 +13,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,7 +26,7 @@ from ...sources.objects.limits import blocks_per_bundle
 from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, break_off
 from ...sources.peers.receiving import PayloadReader, connect
 from ...tiers.base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
-from ...tiers.block import Tier, Urgency, tenant_of
+from ...tiers.block import NamespaceIdentity, Tier, Urgency, tenant_of
 from ...tiers.codecs.base import shape_of
 from ...tiers.codecs.streaming import usable_codecs
 from ...v1 import peer_pb2 as pb
@@ -34,6 +34,7 @@ from ...v1.conversions import urgency_to_wire
 from ...v1.shm import CHECKSUM_BYTES
 from ..core.events import CopyFinished, Event, SourceChanged, SourceSearched
 from ..core.instructions import FetchBundle, SearchBundles
+from ..core.remembered import Remembered
 from ..transfer.object_edge import ObjectEdge, Work
 from .finding import ChainPart, Held, KnownHosts
 from .fleet_host import DISTRUST_S, FleetHost, is_cancelled
@@ -105,7 +106,8 @@ class PeerEdge:
         self._is_store_open = False
         self._told: SourceChanged | None = None
         self._searches: dict[int, SearchBundles] = {}  # that the store carries out
-        self._missing: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()  # in the store, until when
+        #: In the store, until when; by digest and name.
+        self._missing: Remembered[tuple[bytes, bytes], float] = Remembered(MAX_MISSING)
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kvtier-fetch")
         self._fetches: set[asyncio.Task[None]] = set()
         self._is_stopping = threading.Event()
@@ -162,14 +164,15 @@ class PeerEdge:
     def _search(self, search: SearchBundles) -> None:
         """Answer from what hosts say they hold; where none has the first bundle, ask the store."""
         size = blocks_per_bundle(search.identity.geometry)
-        part = ChainPart(search.identity.digest, search.blocks, search.num_here, size)
+        tenant = tenant_of(search.identity.domain)
+        part = ChainPart(search.identity.digest, search.blocks, search.num_here, size, tenant)
         self._hosts.find(part, partial(self._found, search))
 
     def _found(self, search: SearchBundles, held: Held) -> None:
         """Answer a search, with what hosts hold of its blocks."""
         if self._is_stopping.is_set():
             return
-        digest, now, names = search.identity.digest, self._clock(), search.names
+        now, names = self._clock(), search.names
         num_blocks = max((number for host, number in held.items() if host.may_fetch(now)), default=0)
         self.counters["searches_found" if num_blocks else "searches_empty"] += 1
         if num_blocks:
@@ -178,24 +181,22 @@ class PeerEdge:
             self._deliver(
                 SourceSearched(search.search, num_found, -1, is_stored=False, num_blocks=num_blocks)
             )
-        elif not (self._is_store_open and names) or self._is_missing(digest, names[0], now):
+        elif not (self._is_store_open and names) or self._is_missing(search.identity, names[0], now):
             self._deliver(SourceSearched(search.search, 0, -1))
         else:
             assert self.store is not None
             self._searches[search.search] = search
             self.store.execute(search)
 
-    def _is_missing(self, digest: bytes, name: bytes, now: float) -> bool:
-        return self._missing.get((digest, name), 0.0) > now
+    def _is_missing(self, identity: NamespaceIdentity, name: bytes, now: float) -> bool:
+        return (self._missing.get(tenant_of(identity.domain), (identity.digest, name)) or 0.0) > now
 
     def _searched(self, event: SourceSearched) -> None:
         """Remember here what the store lacks: the planner may ask again, because a host may have it soon."""
         search = self._searches.pop(event.search)
         if 0 <= event.num_possible < len(search.names):
             key = (search.identity.digest, search.names[event.num_possible])
-            self._missing[key] = self._clock() + MISSING_S
-            if len(self._missing) > MAX_MISSING:
-                self._missing.popitem(last=False)
+            self._missing.put(tenant_of(search.identity.domain), key, self._clock() + MISSING_S)
         self._deliver(replace(event, num_possible=-1))
 
     # --------------------------------------------------------------------------------------- fetch
@@ -230,7 +231,8 @@ class PeerEdge:
             if not found.done():  # the fetch may have been given up
                 found.set_result(held)
 
-        self._hosts.find(ChainPart(work.bundle.identity.digest, names, first, size), keep)
+        tenant = tenant_of(work.bundle.identity.domain)
+        self._hosts.find(ChainPart(work.bundle.identity.digest, names, first, size, tenant), keep)
         held: Held = await found
         able = [host for host, number in held.items() if number >= len(names) and host.may_fetch(now)]
         return sorted(able, key=lambda one: (one.num_fetches, one.load.num_tickets, -one.bytes_per_s))

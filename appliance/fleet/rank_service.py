@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ...sources.objects.limits import blocks_per_bundle
-from ...tiers.block import NamespaceIdentity
+from ...tiers.block import NamespaceIdentity, tenant_of
 from ...v1 import kvcache_pb2 as pb
 from ...v1.types_pb2 import HostLoad
 from ..core.fleet.fleet_rank import FleetRank, KnownHost, disk_load_s, is_full, rank_fleet
@@ -120,7 +120,7 @@ class RankService:
         chosen, now = _chosen(rows, queues), self._cache.appliance.clock()
         hosts = [row.known._replace(host=key, queue_s=queues.get(key, 0.0)) for key, row in chosen.items()]
         ranked = rank_fleet(
-            [self._with_promised(host, identity.digest, names, now) for host in hosts],
+            [self._with_promised(host, identity, names, now) for host in hosts],
             names,
             max(num_elsewhere, found.num_blocks + found.num_fetchable),
             lambda count: planner.fetches.host_fetch_s(count * block_bytes),
@@ -128,7 +128,8 @@ class RankService:
         )
         if queues:
             best = ranked[0]
-            self._promises.add(identity.digest, names, best.known.host, best.first_token_s, now)
+            tenant, sent_to = tenant_of(identity.domain), best.known.host
+            self._promises.add(tenant, identity.digest, names, sent_to, best.first_token_s, now)
         return pb.RankResponse(
             hosts=[_told(one, chosen[one.known.host].shown) for one in ranked],
             num_blocks=len(names),
@@ -137,9 +138,12 @@ class RankService:
             is_guess=costs.prefill_speed(namespace_id)[1] == "geometry",
         )
 
-    def _with_promised(self, host: KnownHost, digest: bytes, names: Sequence[bytes], now: float) -> KnownHost:
+    def _with_promised(
+        self, host: KnownHost, identity: NamespaceIdentity, names: Sequence[bytes], now: float
+    ) -> KnownHost:
         """Return a host with what it will have when its turn comes behind what was sent there."""
-        num_promised = self._promises.prefix(digest, names[host.num_held :], host.host, now)
+        tenant, rest = tenant_of(identity.domain), names[host.num_held :]
+        num_promised = self._promises.prefix(tenant, identity.digest, rest, host.host, now)
         if not num_promised or host.num_worth_loading < host.num_held:
             return host
         num_held = host.num_held + num_promised
@@ -150,7 +154,8 @@ class RankService:
         if self._fleet is None or not isinstance(self._fleet.hosts, IndexedHosts):
             return {}
         found: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
-        part = ChainPart(identity.digest, names, 0, blocks_per_bundle(identity.geometry))
+        size = blocks_per_bundle(identity.geometry)
+        part = ChainPart(identity.digest, names, 0, size, tenant_of(identity.domain))
         self._fleet.hosts.find(part, lambda held: None if found.done() else found.set_result(held))
         return await found
 

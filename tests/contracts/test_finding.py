@@ -338,7 +338,7 @@ def test_what_a_host_tells_of_an_awaited_chain_is_found_at_once(scene: Any) -> N
         assert world.hosts.at(host.address) is host
         assert world.hosts.at("127.0.0.1:none") is None
         answers: list[Any] = []
-        world.hosts.told(host, DIGEST, NAMES[100:103])
+        world.hosts.told(host, DIGEST, NAMES[100:103], "")
         for digest, names in ((DIGEST, NAMES[100:103]), (DIGEST, NAMES[102:103]), (OTHER, NAMES[100:103])):
             world.hosts.find(ChainPart(digest, names, 0, 4), answers.append)
         assert answers[:2] == [{host: 3}, {host: 1}]

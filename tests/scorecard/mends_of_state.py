@@ -386,9 +386,16 @@ STATE = [
         (
             "tests/appliance/transfer/test_searches.py::"
             "test_a_fetch_waits_for_few_of_the_searches_of_another_tenant",
+            "tests/appliance/transfer/test_searches.py::test_searches_and_fetches_alternate",
         ),
         "appliance/transfer/object_edge.py",
-        (("self._queues[type(work)].add(_tenant(work), work)", 'self._queues[type(work)].add("", work)'),),
+        (
+            ("self._queues[type(work)].add(_tenant(work), work)", 'self._queues[type(work)].add("", work)'),
+            (
+                "                self._order = (FetchBundle if kind",
+                "                _ = (FetchBundle if kind",
+            ),
+        ),
     ),
     Mend(
         "11l",
@@ -496,12 +503,44 @@ STATE = [
         "12d",
         "names of bundles that one tenant asks for",
         "65,536 of them, and every bundle of another one has to be searched for again",
-        "each tenant has its share of what is remembered",
+        "the tenant that has the most forgets its oldest",
         (
             "tests/appliance/core/requests/test_sources_of_tenants.py::"
             "test_names_that_one_tenant_asks_for_do_not_make_those_of_others_forgotten",
         ),
         "appliance/core/copying/source_index.py",
         (('return tenant_of(namespace.identity.domain) if namespace is not None else ""', 'return ""'),),
+    ),
+    Mend(
+        "12e",
+        "lookups of one tenant in an index of what hosts hold",
+        "16 at a time, and no host has what others ask for",
+        "8 of the 16",
+        ("tests/appliance/fleet/test_memory_of_tenants.py::test_looks_of_one_tenant_leave_others_theirs",),
+        "appliance/fleet/index.py",
+        (("not self._shares.take(part.tenant, 1):", 'not self._shares.take("", 1):'),),
+    ),
+    Mend(
+        "12f",
+        "65,536 blocks of one tenant that hosts tell of, that are ranked, or that a store lacks",
+        "those of all others are forgotten: hand-overs are computed, second turns sent elsewhere",
+        "the tenant that has the most forgets its oldest",
+        (
+            "tests/appliance/fleet/test_memory_of_tenants.py::"
+            "test_what_hosts_tell_of_one_tenants_chains_leaves_those_of_others",
+            "tests/appliance/fleet/test_memory_of_tenants.py::"
+            "test_prompts_that_one_tenant_has_ranked_do_not_make_those_of_others_forgotten",
+            "tests/appliance/fleet/test_memory_of_tenants.py::"
+            "test_answers_for_one_tenant_do_not_make_those_for_others_forgotten",
+            "tests/appliance/fleet/test_memory_of_tenants.py::"
+            "test_what_a_store_lacks_of_one_tenant_does_not_make_that_of_others_forgotten",
+        ),
+        "appliance/core/remembered.py",
+        (
+            (
+                "        known = self._of_tenant[tenant]\n",
+                "        known = next(iter(self._of_tenant.values()))\n",
+            ),
+        ),
     ),
 ]

@@ -83,7 +83,7 @@ class Exports:
         self._has_joined = False
         self._queue = ExportQueue(core.options.num_tenants)
         #: By handle of the last block; with prices.
-        self._uses: Remembered[int, _Uses] = Remembered(MAX_COUNTED, core.options.num_tenants)
+        self._uses: Remembered[int, _Uses] = Remembered(MAX_COUNTED)
         self._jobs: dict[int, _HeldBundle] = {}
         self._num_exports = 0
         self.bytes_in_flight = 0
@@ -117,7 +117,6 @@ class Exports:
         options = self._core.options
         self.budget.limit(options.daily_export_bytes, self._core.now, options.num_tenants)
         self._queue.resize(options.num_tenants)
-        self._uses.resize(MAX_COUNTED, options.num_tenants)
 
     def _used(self, rows: Sequence[int], use: Use) -> None:
         if self.is_open and self._share(rows[0]) != "off":

@@ -1,7 +1,6 @@
 """SourceIndex: bundles that the source was said to hold or to lack, and how fast its store is.
 
-Hints, bounded in number and age; each tenant has its share of the number, so that what one asks for makes
-nothing be forgotten that another knows.
+Hints, bounded in number and age, in equal parts of tenants (remembered.py).
 
 What is not there is not asked for again for a minute: a question costs a request and a round trip. What is
 there is believed for an hour, after which an export asks again: a bundle may have expired meanwhile.
@@ -32,7 +31,7 @@ class SourceIndex:
         self._core = core
         self.store_speed = SourceSpeed(STORE_LATENCY_S)
         #: By namespace and name.
-        self._known: Remembered[tuple[int, bytes], Known] = Remembered(MAX_NAMES, core.options.num_tenants)
+        self._known: Remembered[tuple[int, bytes], Known] = Remembered(MAX_NAMES)
         self._num_blocks: dict[int, int] = {}  # of a bundle, by namespace
 
     def __len__(self) -> int:
@@ -50,14 +49,13 @@ class SourceIndex:
     def note(self, namespace_id: int, name: bytes, is_present: bool, *, is_stored: bool = True) -> None:
         """Remember that the bundle is there, or is not.
 
-        Beyond a tenant's share of MAX_NAMES its oldest one is forgotten.
+        Beyond MAX_NAMES the oldest one of the tenant that has the most is forgotten.
 
         `is_stored`: a store has it, not only other hosts."""
         if is_present and not is_stored and self.is_stored(namespace_id, name):
             return
         present_s = PRESENT_S if is_stored else HOST_PRESENT_S
         believed_s = present_s if is_present else MISSING_S
-        self._known.resize(MAX_NAMES, self._core.options.num_tenants)
         tenant, value = self._tenant_of(namespace_id), (is_present, self._core.now + believed_s, is_stored)
         self._known.put(tenant, (namespace_id, name), value)
 

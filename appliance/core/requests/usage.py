@@ -47,9 +47,10 @@ class Usage:
 
     def urgency_of(self, event: AcquireRequested) -> Urgency:
         """Return the urgency of an acquire that has not begun: what it says, or its session's."""
-        if event.urgency is not None or not event.session_id:
-            return Urgency.QUEUED if event.urgency is None else event.urgency
-        return self._sessions.open(event.session_id, event.client).urgency
+        if event.urgency is not None:
+            return event.urgency
+        session = self._sessions.get(event.session_id)
+        return session.urgency if session is not None else Urgency.QUEUED
 
     def note_urgency(self, event: AcquireRequested) -> AcquireRequested:
         """Set the urgency of the session of an acquire that may have to wait; return the acquire without it.

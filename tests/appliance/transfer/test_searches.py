@@ -8,6 +8,7 @@ import pytest
 
 from kvtier.appliance.core.events import CopyFinished, SourceSearched
 from kvtier.appliance.core.instructions import BundleBlocks, FetchBundle, SearchBundles
+from kvtier.appliance.transfer import object_edge
 from kvtier.appliance.transfer.bundles import BundleTransfer
 from kvtier.sources.objects.keys import Epochs, bundle_key
 from kvtier.sources.objects.layout import BundleError
@@ -87,6 +88,25 @@ def test_a_fetch_waits_for_few_of_the_searches_of_another_tenant(tmp_path: Path)
         assert kinds[: landed[-1]].count(SourceSearched) < 20, "eight may be under way before it begins"
         searched = [one.search for one in host.events if isinstance(one, SourceSearched)]
         assert searched.index(300) < 20
+        await closed(host)
+
+    run(scenario())
+
+
+def test_searches_and_fetches_alternate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy store gets one request at a time: then no fetch began while lookups asked for searches."""
+    monkeypatch.setattr(object_edge, "MAX_IN_FLIGHT", 1)
+
+    async def scenario() -> None:
+        host = Host(tmp_path, identity=BLUE)
+        await host.open()
+        for number in range(8):
+            host.edge.execute(SearchBundles(number, RED, [number.to_bytes(32, "big")]))
+        for number in range(4):
+            host.edge.execute(host.fetch(copy=2 * number))
+        await host.last(SourceSearched, 8)
+        kinds = [type(one) for one in host.events if isinstance(one, SourceSearched | CopyFinished)]
+        assert kinds == [SourceSearched, CopyFinished, CopyFinished] * 4 + [SourceSearched] * 4
         await closed(host)
 
     run(scenario())

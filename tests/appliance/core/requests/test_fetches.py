@@ -666,3 +666,12 @@ def test_a_lookup_without_a_source_begins_nothing() -> None:
     rig.do(ev.LookedUp(rig.namespace_id, chain))
     rig.do(ev.LookedUp(99, chain))
     assert not searches(rig)
+
+
+def test_a_fetch_reads_the_urgency_of_a_session_and_opens_none() -> None:
+    """Before: each bundle opened the session of its acquire, which no block was used in yet."""
+    rig, chain = with_source(num_extents=64), hashes("a", 16 * SIZE)
+    rig.acquire(chain, session_id="new")
+    (first, *_) = search_found(rig, 16)
+    assert rig.planner.is_busy, "an acquire is answered when all of its fetches are begun"
+    assert (first.bundle.urgency, rig.planner.sessions.get("new")) == (Urgency.QUEUED, None)
