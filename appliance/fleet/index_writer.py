@@ -55,8 +55,10 @@ class HoldingsWriter:
         return len(self._told)
 
     def begin_again(self) -> None:
-        """Write all that is held: the index may have lost it. What is being written is ended first, so that
-        a directory that loses this host again and again does not keep the rest from being written."""
+        """Write all that is held, which the index may have lost.
+
+        What is being written is ended first, so that a directory that loses this host again and again does
+        not keep the rest from being written."""
         self._is_due.set()
         if self._following is not None and self._is_all_written:
             self._is_all_written = False

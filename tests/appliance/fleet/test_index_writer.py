@@ -1,6 +1,7 @@
 """When what a host holds is written into the index again: after outages, and after losses."""
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
@@ -58,7 +59,7 @@ def test_the_pause_of_one_outage_does_not_grow_into_the_next(monkeypatch: pytest
     draw = -1.0  # no pause
     monkeypatch.setattr(index_writer, "RETRY_S", 0.001)
     monkeypatch.setattr(index_writer, "MAX_RETRY_S", 1e9)
-    monkeypatch.setattr(index_writer.random, "random", lambda: draw)
+    monkeypatch.setattr(random, "random", lambda: draw)
 
     async def main(host: Host) -> None:
         nonlocal draw
