@@ -241,7 +241,7 @@ class KvtierL2Adapter(L2AdapterInterface):
     def _form_of_layout(self, key: ObjectKey, layouts: dict[int, MemoryLayoutDesc]) -> Form | None:
         """Return the form of objects under `key`: as LMCache tells, or as they were last seen."""
         layout = layouts.get(key.object_group_id)
-        if layout is None:
+        if layout is None or not layout.dtypes:  # LMCache's own benchmark tells empty ones
             return self._forms.get(_place_of(key))
         parts = zip(layout.shapes, layout.dtypes, strict=True)
         return sum(shape.numel() * dtype.itemsize for shape, dtype in parts), str(layout.dtypes[0])

@@ -148,6 +148,16 @@ def test_what_was_stored_is_loaded(adapter: Any) -> None:
     adapter.delete(keys)
 
 
+def test_an_empty_layout_is_no_layout(adapter: Any) -> None:
+    """LMCache's own `bench l2` looks up with one."""
+    keys = keys_of(3, "empty")
+    layouts = {0: MemoryLayoutDesc([], [])}
+    assert lookup(adapter, keys_of(1, "never", rank=5), layouts) == []
+    store(adapter, keys, objects_of(3, seed=9))
+    assert lookup(adapter, keys, layouts) == [0, 1, 2]
+    assert adapter.report_status()["is_healthy"]
+
+
 def test_gaps(adapter: Any) -> None:
     keys, objects, back = keys_of(5, "gaps"), objects_of(5, seed=2), objects_of(5)
     for number in (0, 2, 3):
