@@ -41,6 +41,7 @@ KILLED_BY = {
     "short footer": (14, False),
     "reported let go": (152, False),
     "run through holds": (9, False),
+    "run past branches": (900_042, False),
     "old checksum": (1, False),
     "cancelled is over": (106, False),
     "inherited priority": (2, False),

@@ -20,6 +20,7 @@ from .cold import VirtualColdStore
 from .config import Config, draw
 from .daemon import Daemon
 from .erasing import Erasing
+from .forks import fork
 from .keeping import Keeping
 from .ladder import NVME
 from .last_put import check_room
@@ -66,6 +67,7 @@ class Run:
         self.config: Config = draw(self.world.rng, verify, num_operations)
         self.config.audit_every = audit_every or self.config.audit_every
         wear(seed, self.config, is_short=num_operations > 0)
+        fork(seed, self.config)
         self.config.options = draw_writes(Random(f"writes of {seed}"), self.config.options)
         self.writes = Writes(self.world)
         self.tenants = Tenants(seed, self.config)

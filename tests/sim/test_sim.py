@@ -10,6 +10,7 @@ import pytest
 from kvtier.appliance.core.requests import put_job
 
 from .expected import FIRST_EXPECTED_SEED
+from .forks import FORKS
 from .mutant_seeds import KILLED_BY
 from .mutants import MUTANTS, Mutant, Patch, hunt
 from .mutants_expected import EXPECTED_MUTANTS
@@ -28,6 +29,16 @@ def test_nothing_is_violated(verify: bool) -> None:
         assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
         num_reads += outcome.counts["reads_verified"] + outcome.counts["one_sided_verified"]
     assert num_reads > 10 * len(SEEDS), "the seeds hardly read anything: they would see nothing"
+
+
+@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
+def test_nothing_is_violated_where_chains_fork(verify: bool) -> None:
+    num_reads = 0
+    for seed in FORKS[:60]:
+        outcome = run_seed(seed, verify)
+        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
+        num_reads += outcome.counts["reads_verified"]
+    assert num_reads > 300, "the seeds hardly read anything: they would see nothing"
 
 
 @pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
