@@ -27,7 +27,7 @@ MIB, GIB = 1 << 20, 1 << 30
 SHAPES = ((64 << 10, 1), (2 * MIB, 1))  # bytes of a fragment, fragments a call
 COLUMNS = (
     *("shape", "store", "clients", "pairs/s", "GB/s", "put p50", "p99", "get p50", "p99"),
-    *("least", "refused", "server us", "server cores"),
+    *("least", "refused", "lost", "server us", "server cores"),
 )
 
 
@@ -75,7 +75,7 @@ def measure(seats: list[Seat], shape: tuple[int, int], seconds: float) -> list[s
         *(milliseconds(value) for value in (statistics.median(puts), p99(puts))),
         *(milliseconds(value) for value in (statistics.median(gets), p99(gets))),
         f"{min(shares) / (pairs_per_s / len(shares)):.2f}",
-        str(sum(one["refused"] for one in found)),
+        *(str(sum(one[what] for one in found)) for what in ("refused", "lost")),
         f"{server_s * 1e6 / len(gets):.0f}",
         f"{server_s / elapsed_s:.2f}",
     ]

@@ -40,6 +40,10 @@ Answer = dict[str, Any]
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # makes stamps of neighbours differ in every byte
 
 
+class Gone(RuntimeError):
+    """What was prepared could not be got."""
+
+
 class WrongBytes(Exception):
     """A store returned bytes that were not the ones put: the run is void."""
 
@@ -282,12 +286,12 @@ class Worker:
         """Put a fresh chain and get it back, in turns, for `seconds`. Raises WrongBytes.
 
         `refused` counts puts that were not acknowledged, which are tried again after a millisecond under
-        another name and counted in neither list.
+        another name and counted in neither list; `lost` gets of what was acknowledged just before.
         """
         self._select(size, batch)
         puts: list[int] = []
         gets: list[int] = []
-        refused = 0
+        refused = lost = 0
         began = time.perf_counter()
         while time.perf_counter() - began < seconds:
             chain = self._new_chain()
@@ -299,8 +303,12 @@ class Worker:
                 continue
             puts.append(time.perf_counter_ns() - at)
             self.chains, self.ready, self.cursor = [chain], [names], 0
-            gets.append(self._get_next())
-        return {"put": puts, "get": gets, "refused": refused, "seconds": time.perf_counter() - began}
+            try:
+                gets.append(self._get_next())
+            except Gone:
+                lost += 1
+        seconds = time.perf_counter() - began
+        return {"put": puts, "get": gets, "refused": refused, "lost": lost, "seconds": seconds}
 
     def present(self) -> Answer:
         """Count the chains that the last flood saw acknowledged and that are still there."""
@@ -347,7 +355,7 @@ class Worker:
         elapsed = time.perf_counter_ns() - began
         stamps, dest = self._stamps(chain, self.batch), self.adapter.dest
         if num != self.batch:
-            raise RuntimeError(f"a get returned {num} of {self.batch} prepared objects")
+            raise Gone(f"a get returned {num} of {self.batch} prepared objects")
         first, last = dest[0, : self.batch, 0], dest[-1, : self.batch, -1]
         if not ((first == stamps).all() and (last == stamps).all()):
             raise WrongBytes("a get returned another object's bytes")
