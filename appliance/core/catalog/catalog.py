@@ -2,7 +2,7 @@
 
 A block is a row number; a fragment is a row number in a second table; one attribute is one `array`. At a
 million fragments an object per block would cost kilobytes and a garbage-collector pass per second; columns
-cost about 0.3 KiB a block (bench/catalog.py prints it) and survive `gc.freeze`. numpy columns were rejected
+cost about 0.25 KiB a block (bench/catalog.py prints it) and survive `gc.freeze`. numpy columns were rejected
 for the live tables: reading one scalar costs three times as much as from `array`. They are used where a
 million rows arrive at once, in recovery.py.
 
