@@ -22,6 +22,7 @@ from ..memory.buffers import Pieces
 from ..operations.base import ClientSettings
 from ..options import Limits, Timeout, plugin_connect_s
 from ..sync import Client
+from ..sync.handles import Lease
 from ..values.namespace import Namespace
 from ..values.types import PutReport
 from .guard import Guard
@@ -157,6 +158,36 @@ class ChainStore:
         step = whole_bundles(MAX_LOAD_BYTES // geometry.block_bytes, geometry)
         with self._turn:
             return self._in_pieces(len(hashes), step, get) or 0
+
+    def pin(self, identity: NamespaceIdentity, hashes: Sequence[bytes], *, views: bool) -> list[Lease]:
+        """Pin all of `hashes`; return the leases, one after another. None when one of them is not stored."""
+        leases: list[Lease] = []
+
+        def acquire(first: int, last: int) -> int | None:
+            lease = self.guard.ask(
+                "pin",
+                lambda: self._client.acquire(
+                    self._namespace(identity),
+                    hashes[first:last],
+                    views=views,
+                    load_anyway=True,
+                    deadline_s=self._deadline_s,
+                ),
+            )
+            leases.extend([lease] if lease else [])
+            return lease.num_blocks if lease else None
+
+        with self._turn:
+            if self._in_pieces(len(hashes), len(hashes), acquire) == len(hashes):
+                return leases
+            self.give_back(leases)
+            return []
+
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """End leases."""
+        with self._turn:
+            for lease in leases:
+                self.guard.give_back("release", lease.release)
 
     def close(self) -> None:
         """Close the connection; it opens again when it is used."""

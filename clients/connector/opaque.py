@@ -65,11 +65,17 @@ def token_frame(block_tokens: int) -> Geometry:
 
 
 def opaque_identity(
-    weights: bytes, block_bytes: int, block_tokens: int, kind: str, facts: Mapping[str, Any], shard: str
+    weights: bytes,
+    block_bytes: int,
+    block_tokens: int,
+    kind: str,
+    facts: Mapping[str, Any],
+    shard: str,
+    max_fragment_bytes: int = MAX_FRAGMENT_BYTES,
 ) -> NamespaceIdentity:
     """Return the identity of opaque blocks of `kind` that agree in `facts` (as JSON has them)."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    geometry = opaque_geometry(block_bytes, block_tokens, f"{kind},{digest[:32]}")
+    geometry = opaque_geometry(block_bytes, block_tokens, f"{kind},{digest[:32]}", max_fragment_bytes)
     return NamespaceIdentity(weights, geometry, shard=shard)
 
 

@@ -6,22 +6,27 @@ found again.
         "module_path": "kvtier.clients.sglang", "class_name": "KvtierStorage",
         "kvtier": {"weights": "/models/llama"}}'
 
-Reading order: identity (what may be shared) · pages (where a page's bytes are) · backend (SGLang's
-interface). Only the last imports sglang, and nothing in kvtier.clients imports this package.
+Beside it, without a host pool of SGLang's: its direct linker, `--unified-cache-external-linker-backend
+dynamic` (linker.py).
+
+Reading order: identity (what may be shared) · pages (where a page's bytes are in host memory) · backend
+(SGLang's storage) · layered (where they are in device pools) · delivery (threads and copies) · linker.
+backend and linker import sglang, and nothing in kvtier.clients imports this package.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import KvtierStorage
+    from .linker import KvtierLinker
 
-__all__ = ["KvtierStorage"]
+__all__ = ["KvtierLinker", "KvtierStorage"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the backend when SGLang asks for it."""
-    if name != "KvtierStorage":
+    """Import what SGLang asks for."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .backend import KvtierStorage
-
-    return KvtierStorage
+    module = import_module(".linker" if name == "KvtierLinker" else ".backend", __name__)
+    return getattr(module, name)

@@ -10,11 +10,10 @@ Source of the interface: sglang/srt/mem_cache/hicache_storage.py, 0.5.23.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 
 from ...v1.types import NamespaceIdentity
 from ..connector.chain_store import ChainStore
@@ -24,10 +23,12 @@ from .identity import (
     KV_POOL,
     StorageOptions,
     hash_of,
+    name_of,
     namespace_of,
     run_of_server,
+    since_clear,
 )
-from .pages import PageMemory
+from .pages import PageMemory, restorable
 
 
 def _all_false(keys: Sequence[str] | None = None, *_: Any, **__: Any) -> list[bool]:
@@ -71,7 +72,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Learn where another pool's pages are (Mamba states, sliding windows, indexers ...)."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
-        self._register(_name_of(host_pool_name), host_pool)
+        self._register(name_of(host_pool_name), host_pool)
 
     # --------------------------------------------------------------------------------------- exists
 
@@ -91,22 +92,14 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
     ) -> Any:
         """Return how long a prefix all pools can restore, each by its policy, and which lengths exactly."""
         num_kv = self._num_available(KV_POOL, keys, extra_info)
-        hits = {KV_POOL: num_kv} if num_kv else {}
-        restorable = list(range(1, num_kv + 1))
-        for transfer in pool_transfers or ():
-            if not restorable or transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
-                continue  # the latter never limits the prefix, and without a report there is no verdict
-            name = _name_of(transfer.name)
-            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-                possible = set(range(1, self._num_available(name, keys[:num_kv], extra_info) + 1))
-            else:
-                window = max(1, len(transfer.keys or ()))
-                present = self._present(name, keys[:num_kv])
-                possible = {n for n in range(1, num_kv + 1) if all(present[max(0, n - window) : n])}
-            if possible:
-                hits[name] = max(possible)
-            restorable = [length for length in restorable if length in possible]
-        return PoolTransferResult(restorable[-1] if restorable else 0, hits, restorable)
+        hits, lengths = restorable(
+            num_kv,
+            [(name_of(one.name), one.hit_policy, len(one.keys or ())) for one in pool_transfers or ()],
+            lambda name: self._num_available(name, keys[:num_kv], extra_info),
+            lambda name: self._present(name, keys[:num_kv]),
+        )
+        hits = {KV_POOL: num_kv, **hits} if num_kv else {}
+        return PoolTransferResult(lengths[-1] if lengths else 0, hits, lengths)
 
     # ------------------------------------------------------------------------------------------ get
 
@@ -119,7 +112,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:
         """Load pages of several pools."""
         return {
-            one.name: self._get(_name_of(one.name), one.keys or [], one.host_indices, extra_info)
+            one.name: self._get(name_of(one.name), one.keys or [], one.host_indices, extra_info)
             for one in transfers
         }
 
@@ -147,7 +140,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:
         """Store pages of several pools."""
         return {
-            one.name: self._set(_name_of(one.name), one.keys or [], one.host_indices, extra_info)
+            one.name: self._set(name_of(one.name), one.keys or [], one.host_indices, extra_info)
             for one in transfers
         }
 
@@ -176,7 +169,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         """
         self._num_clears += 1
         for name, (memory, identity) in self._pools.items():
-            self._pools[name] = (memory, self._since_clear(identity))
+            self._pools[name] = (memory, since_clear(identity, self._run, self._num_clears))
         return True
 
     @harmless(lambda *_, **__: None)
@@ -192,14 +185,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         identity = namespace_of(
             self.config, name, pool, memory.page_bytes, self._weights, self.options.variant
         )
-        self._pools[name] = (memory, self._since_clear(identity))
-
-    def _since_clear(self, identity: NamespaceIdentity) -> NamespaceIdentity:
-        """Return the namespace of what is stored from the last clear on."""
-        if not self._num_clears:
-            return identity
-        shard = f"{identity.shard.partition(',cleared=')[0]},cleared={self._run}.{self._num_clears}"
-        return replace(identity, shard=shard)
+        self._pools[name] = (memory, since_clear(identity, self._run, self._num_clears))
 
     def _num_available(self, name: str, keys: Sequence[str], extra_info: Any) -> int:
         if not keys or name not in self._pools:
@@ -238,8 +224,3 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
 def _before(extra_info: Any) -> list[bytes]:
     """Return the names of the pages that a batch continues, where SGLang passes them."""
     return [hash_of(key) for key in getattr(extra_info, "prefix_keys", None) or () if key]
-
-
-def _name_of(pool_name: Any) -> str:
-    """Return a pool's name as text; SGLang uses both an enum and text."""
-    return str(getattr(pool_name, "value", pool_name))

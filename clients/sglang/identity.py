@@ -13,12 +13,12 @@ import hashlib
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...v1.types import NamespaceIdentity
-from ..connector.opaque import opaque_identity
+from ..connector.opaque import MAX_FRAGMENT_BYTES, opaque_identity
 from ..connector.plugin_options import ChainOptions, bad_option, options_from
 
 FORMAT = 1  # of a page as a block; raise it when the same bytes would mean something else
@@ -42,7 +42,13 @@ class StorageOptions(ChainOptions):
 
 
 def namespace_of(
-    config: Any, pool_name: str, pool: Any, page_bytes: int, weights: bytes, variant: str
+    config: Any,
+    pool_name: str,
+    pool: Any,
+    page_bytes: int,
+    weights: bytes,
+    variant: str,
+    max_fragment_bytes: int = MAX_FRAGMENT_BYTES,
 ) -> NamespaceIdentity:
     """Return the identity of one pool's pages under a HiCacheStorageConfig."""
     is_replicated = config.is_mla_model and pool_name not in SHARDED_POOLS
@@ -67,7 +73,16 @@ def namespace_of(
     tokens = max(1, int(getattr(pool, "page_size", 1) or 1))
     rank = "all" if is_replicated else f"{config.tp_rank}/{config.tp_size}"
     shard = f"pool={pool_name},tp={rank},pp={config.pp_rank}/{config.pp_size}"
-    return opaque_identity(weights, page_bytes, tokens, f"sglang.{FORMAT}", facts, shard)
+    kind = f"sglang.{FORMAT}"
+    return opaque_identity(weights, page_bytes, tokens, kind, facts, shard, max_fragment_bytes)
+
+
+def since_clear(identity: NamespaceIdentity, run: str, num_clears: int) -> NamespaceIdentity:
+    """Return the namespace of what the server `run` stores after its last clear."""
+    if not num_clears:
+        return identity
+    shard = f"{identity.shard.partition(',cleared=')[0]},cleared={run}.{num_clears}"
+    return replace(identity, shard=shard)
 
 
 def run_of_server() -> str:
@@ -91,3 +106,8 @@ def hash_of(key: str) -> bytes:
     except ValueError:
         packed = b""
     return packed if len(packed) == 32 else hashlib.sha256(b"kvtier.sglang.key" + key.encode()).digest()
+
+
+def name_of(pool_name: Any) -> str:
+    """Return a pool's name as text; SGLang uses both an enum and text."""
+    return str(getattr(pool_name, "value", pool_name))

@@ -7,7 +7,7 @@ another, so bytes travel between the pool and the appliance's memory without a c
 refuse (split formats) hand out flat pages instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import gcd
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy as np
 from ..connector.chain_store import Memory
 from ..connector.opaque import opaque_geometry
 from ..memory.buffers import Pieces
+
+ALL_PAGES, BLOCK_GROUPS = "all_pages", "block_groups"  # of SGLang's PoolHitPolicy
 
 
 class PageMemory:
@@ -99,3 +101,30 @@ def _sizes_of_a_page(pool: Any, page_tokens: int) -> list[int]:
     except Exception:
         return []
     return [int(size) for size in sizes]
+
+
+def restorable(
+    num_pages: int,
+    pools: Sequence[tuple[str, str, int]],
+    num_available: Callable[[str], int],
+    present: Callable[[str], Sequence[bool]],
+) -> tuple[dict[str, int], list[int]]:
+    """Return how far each pool reaches, and which prefixes of `num_pages` pages all of them can restore.
+
+    `pools`: name, SGLang's hit policy, and length of the window. Every page of the prefix must be there
+    (all_pages), or those of the window at its end (trailing_pages). block_groups never limits a prefix.
+    """
+    hits: dict[str, int] = {}
+    lengths = list(range(1, num_pages + 1))
+    for name, policy, num_keys in pools:
+        if not lengths or policy == BLOCK_GROUPS:
+            continue  # without a report of such a pool there is no verdict
+        if policy == ALL_PAGES:
+            possible = set(range(1, num_available(name) + 1))
+        else:
+            window, there = max(1, num_keys), present(name)
+            possible = {n for n in range(1, num_pages + 1) if all(there[max(0, n - window) : n])}
+        if possible:
+            hits[name] = max(possible)
+        lengths = [length for length in lengths if length in possible]
+    return hits, lengths

@@ -2,9 +2,10 @@
 
 import importlib.util
 
-from .stub_triton import install
+from .stub_triton import install, install_tree_stubs
 
 HAS_SGLANG = importlib.util.find_spec("sglang") is not None
 collect_ignore = [] if HAS_SGLANG else ["contract"]
 if HAS_SGLANG:
     install()
+    install_tree_stubs()

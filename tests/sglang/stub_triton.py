@@ -38,6 +38,19 @@ def install() -> None:
         setattr(sys.modules[parent], child, _module(f"triton.{name}"))
 
 
+def install_tree_stubs() -> None:
+    """Let the direct linker's modules be imported without the cache tree, which wants a GPU's packages.
+
+    The linker's interface, its wrapper on the tree's side, the factory and the views of device pools are
+    SGLang's own; of the tree they name these types only.
+    """
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    for name in ("base_prefix_cache", "radix_cache", "unified_cache.components"):
+        stub = _module(f"sglang.srt.mem_cache.{name}")
+    stub.ComponentType = ComponentType  # type: ignore[attr-defined]
+
+
 def _jit(function: Any = None, **_: Any) -> Any:
     return function if function else lambda decorated: decorated
 
