@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
+from ..errors import NotFound
 from ..memory.fragments import Fragment
 from ..sync.handles import Lease
 from .layered import LayeredPages
+
+LOAD_FAILED = "LOAD_FAILED"  # cause: pages that were pinned did not arrive; SGLang aborts their requests
 
 
 class Staging:
@@ -71,7 +74,7 @@ class Staging:
             self._stream.synchronize()
 
 
-class Delivery:
+class PageDelivery:
     """Pages of one pool on their way from leases, which cover them one after another."""
 
     def __init__(
@@ -89,14 +92,14 @@ class Delivery:
     def until(self, layer: int, staging: Staging) -> None:
         """Return when a layer is in the pool; at once for one that the pool has not.
 
-        Raises RuntimeError when something does not come, KvtierError."""
+        Raises NotFound when something does not come, and what else the client raises."""
         size = self._fragment_bytes
         end = -(-self._pages.layer_ends.get(layer, 0) // size)
         for group in range(self._num_written, end):
             while len(self._arrived.get(group, ())) < len(self._numbers):
                 found = next(self._arriving, None)
                 if found is None:
-                    raise RuntimeError(f"not all of {len(self._numbers)} pages came")
+                    raise NotFound(f"not all of {len(self._numbers)} pinned pages came", reason=LOAD_FAILED)
                 page, fragment = found
                 self._arrived.setdefault(fragment.group, {})[page] = fragment
             staging.write(
@@ -124,7 +127,7 @@ def _fragments_of(leases: Sequence[Lease]) -> Iterator[tuple[int, Fragment]]:
                 yield start[0] + fragment.block, fragment
 
 
-class Worker:
+class TaskThread:
     """A thread that runs one thing after another. What it is given must not raise."""
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Pages in SGLang's device pools, as blocks whose bytes are in the order of the layers.
+"""Pages in SGLang's device pools, as blocks with their bytes in the order of the layers.
 
 A direct linker is given a pool's tensors, one or more per layer, whatever the model is: K and V, latent KV,
 an indexer, recurrent states. Here each is seen as rows of bytes, a row per page. A page as a block is the
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Run(NamedTuple):
+class ByteRun(NamedTuple):
     """Bytes `first` to `last` of every row of `rows` (pages, bytes), at `offset` of a fragment."""
 
     rows: Any
@@ -60,14 +60,14 @@ class LayeredPages:
         starts = self._entry.prepare_locations(indices)
         return torch.tensor([start // self._span for start in starts], dtype=torch.int64, device=self.device)
 
-    def runs(self, first: int, last: int) -> Iterator[Run]:
+    def runs(self, first: int, last: int) -> Iterator[ByteRun]:
         """Yield what bytes `first` to `last` of a page are."""
         begin = 0
         for rows in self._rows:
             end = begin + rows.shape[1]
             low, high = max(first, begin), min(last, end)
             if low < high:
-                yield Run(rows, low - begin, high - begin, low - first)
+                yield ByteRun(rows, low - begin, high - begin, low - first)
             begin = end
 
     def read(self, numbers: Any, into: Any, first: int, last: int) -> None:

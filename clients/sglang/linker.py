@@ -31,17 +31,17 @@ from sglang.srt.utils import get_device_module
 from ...v1.types import NamespaceIdentity
 from ..connector.chain_store import ChainStore
 from ..connector.guard import Guard, harmless
-from ..connector.plugin_options import check_choice, options_from
+from ..connector.plugin_options import bad_option, check_choice, options_from
 from ..connector.versions import check_version
+from ..errors import KvtierError, NotFound
 from ..sync.handles import Lease
-from .delivery import Delivery, Staging, Worker
+from .delivery import LOAD_FAILED, PageDelivery, Staging, TaskThread
 from .identity import StorageOptions, hash_of, name_of, namespace_of, run_of_server, since_clear
 from .layered import LayeredPages
 from .pages import restorable
 
 FRAGMENT_BYTES = 512 << 10  # of a page, at most: what is waited for before its layers can be used
-MAX_PARENTS = 1 << 18  # names of pages whose predecessor is remembered
-LOAD_FAILED = "LOAD_FAILED"  # cause: pages that were pinned did not arrive; SGLang aborts their requests
+MAX_PARENTS = 1 << 18  # pages of which the one before is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
         staging_bytes = max(options.staging_bytes, *(pages.page_bytes for pages in self._pages.values()))
         self._load_staging = Staging(device, staging_bytes)
         self._save_staging = Staging(device, staging_bytes)
-        self._loader, self._saver = Worker("kvtier-link-load"), Worker("kvtier-link-save")
+        self._loader, self._saver = TaskThread("kvtier-link-load"), TaskThread("kvtier-link-save")
 
     # --------------------------------------------------------------------------------------- lookup
 
@@ -175,24 +175,25 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def _load(self, index: int, parts: Sequence[_Part], written: Any) -> None:
         """Copy everything into the device, and report layer after layer."""
-        counter, loads = self.layer_done_counter, list[Delivery]()
+        counter, loads = self.layer_done_counter, list[PageDelivery]()
         try:
             written.synchronize()
             for part in parts:
                 identity = self._identities[part.name]
                 leases = self._gets.pin(identity, part.hashes, views=True)
                 fragment_bytes = identity.geometry.fragment_bytes[0]
-                loads.append(Delivery(self._pages[part.name], part.indices, leases, fragment_bytes))
+                loads.append(PageDelivery(self._pages[part.name], part.indices, leases, fragment_bytes))
             last = self.pool_group.num_layers - 1
             for layer in range(last + 1):
                 for load in loads:
                     load.until(layer, self._load_staging)
                 if layer == last and not all(lease.still_valid() for one in loads for lease in one.leases):
-                    raise RuntimeError("what was loaded is no longer what was pinned")
+                    raise NotFound("what was loaded is no longer what was pinned", reason=LOAD_FAILED)
                 counter.complete(index, layer)
         except Exception as problem:
             self.guard.count(LOAD_FAILED)
-            self.guard.defect("load")
+            if not isinstance(problem, KvtierError):
+                self.guard.defect("load")
             counter.fail(index, problem)
         finally:
             for load in loads:
@@ -315,7 +316,13 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
 
 def _topology(params: Any, is_replicated: bool) -> tuple[HiCacheStorageConfig, bool]:
-    """Return what of this rank the names of pages depend on, and whether it is the one that stores them."""
+    """Return what of this rank the names of pages depend on, and whether it is the one that stores them.
+
+    Raises InvalidRequest for ranks that each hold a part of a page's tokens."""
+    if get_parallel().attn_dcp_size > 1:
+        raise bad_option(
+            "the linker does not serve contexts cut over ranks (DCP); use HiCache's storage backend"
+        )
     rank, size = 0, int(get_parallel().tp_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         group = params.attn_tp_cache_group or params.tp_cache_group

@@ -110,7 +110,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             or why_not_named()
             or why_not_grouped(kv_cache_config)
         )
-        self._groups = [] if self._why_dark else groups_of(kv_cache_config, hash_block_tokens)
+        every = self.options.window_checkpoint_tokens
+        self._groups = [] if self._why_dark else groups_of(kv_cache_config, hash_block_tokens, every)
         self._engine = (transfer.engine_id or uuid.uuid4().hex)[:12]
         self._pool = PoolHolder()
         self._agent: Agent | None = None

@@ -6,13 +6,15 @@ namespace for all groups was rejected: a sliding window's blocks are needed at t
 
 Served are full attention, sliding windows, and recurrent state (Mamba, linear attention) where the engine
 keeps states at block boundaries ("align"). A state is not a piece of a chain: it stands for its whole prefix,
-is found under the name of that prefix alone, and continues exactly there. Everything else (states without
+is found under the name of that prefix alone, and continues exactly there. Nor are windows that are kept
+every so many tokens only (`window_checkpoint_tokens`): a prefix can be continued where its last window is
+whole. Everything else (states without
 boundaries or with drafts, chunked local attention, circular buffers, contexts cut over ranks) makes the whole
 model a miss, with the reason logged.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
@@ -27,13 +29,29 @@ _RECURRENT = ("MambaSpec",)
 class Group:
     """One KV cache group: `window_tokens` is 0 for full attention.
 
-    A block of a group that `is_recurrent` is the state behind its last token."""
+    A block of a group that `is_recurrent` is the state behind its last token. `checkpoint_tokens`: only
+    windows that end at its multiples are kept, and from the last one of a prompt on everything; 0: all."""
 
     index: int
     block_tokens: int
     hashes_per_block: int  # of the request's own block hashes
     window_tokens: int = 0
     is_recurrent: bool = False
+    checkpoint_tokens: int = 0
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether all blocks of a prefix are kept."""
+        return not self.is_recurrent and not self.checkpoint_tokens
+
+    def is_kept(self, block: int, prompt_end: int) -> bool:
+        """Return whether a block belongs to a window that is kept.
+
+        `prompt_end`: where its prompt can be continued."""
+        if not self.checkpoint_tokens:
+            return True
+        checkpoint = -(-(block + 1) * self.block_tokens // self.checkpoint_tokens) * self.checkpoint_tokens
+        return block >= min(self.first_needed(checkpoint), self.first_needed(prompt_end))
 
     def name_of(self, hashes: Sequence[bytes], num_tokens: int) -> bytes:
         """Return the name of the block that ends at `num_tokens`, a multiple of the block."""
@@ -59,9 +77,11 @@ def alignment_of(groups: Sequence[Group]) -> int:
     return lcm(*(group.block_tokens for group in groups))
 
 
-def groups_of(kv_cache_config: Any, hash_block_tokens: int) -> list[Group]:
-    """Return the groups of the engine's KVCacheConfig."""
-    groups = []
+def groups_of(kv_cache_config: Any, hash_block_tokens: int, window_checkpoint_tokens: int = 0) -> list[Group]:
+    """Return the groups of the engine's KVCacheConfig.
+
+    Distances of checkpoints are rounded up to what hits are multiples of."""
+    groups: list[Group] = []
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
         spec = group.kv_cache_spec
         window = 0
@@ -71,7 +91,9 @@ def groups_of(kv_cache_config: Any, hash_block_tokens: int) -> list[Group]:
         is_recurrent = type(specs_in(spec)[0]).__name__ in _RECURRENT
         per_block = spec.block_size // hash_block_tokens
         groups.append(Group(index, spec.block_size, per_block, window, is_recurrent))
-    return groups
+    size = alignment_of(groups)
+    every = -(-window_checkpoint_tokens // size) * size
+    return [replace(group, checkpoint_tokens=every if group.window_tokens else 0) for group in groups]
 
 
 def specs_in(spec: Any) -> list[Any]:

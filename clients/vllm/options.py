@@ -18,6 +18,7 @@ MAX_TIMEOUT_S = 600.0
 MAY_BE_ZERO = (
     "layers_per_group",
     "min_load_tokens",
+    "window_checkpoint_tokens",
     "answer_wait_s",
     "max_early_leases",
     "max_arriving_loads",
@@ -36,6 +37,8 @@ class Options:
     layers_per_group: int = (
         0  # 0: what gives fragments of about 1 MiB; else a divisor of the number of layers
     )
+    #: Of sliding windows only those are kept that end at multiples of this, and at a prompt's end. 0: all.
+    window_checkpoint_tokens: int = 0
     min_load_tokens: int = 0  # a hit that saves less than this is not loaded
     #: Longest that one step waits for answers, all requests together. An answer takes a fraction of this, and
     #: requests that arrived together then run together, as they would without us.

@@ -47,6 +47,8 @@ def part_of(
         block_ids = block_ids[last_null + 1 :]
     if not block_ids:
         return None
+    if not group.is_chain:  # what is before them need not be stored
+        return Part(group.index, b"".join(group.chain(hashes)[first:end]), 0, block_ids)
     return Part(group.index, b"".join(group.chain(hashes)[:end]), first, block_ids)
 
 

@@ -3,6 +3,7 @@
     one group     pin the chain; what is pinned and comes up is the hit
     several       look up first: which blocks of a window are needed depends on how far the others reach
     recurrent     the last state that is stored no further than that: all groups are found there or nowhere
+    checkpoints   the same for windows that are kept here and there: the last place where one is whole
 
 What an object store would bring sooner than computing counts as found: an acquire fetches it, and it comes up
 like what is on nvme. A chain longer than one call names is fetched as far as its first call goes.
@@ -104,6 +105,7 @@ class Finder:
         self._groups = list(groups)
         self._alignment = alignment_of(groups)
         self._recurrent = [group for group in groups if group.is_recurrent]
+        self._sparse = [group for group in groups if group.checkpoint_tokens]
         self._needs_all = any(group.window_tokens or group.is_recurrent for group in groups)
         self._ttl_s = ttl_s
 
@@ -121,8 +123,8 @@ class Finder:
             else:
                 reach = found.stored = await self._look_up(namespaces, chains)
             num_tokens = min(self._common_of_chains(reach, question), question.max_tokens)
-            if self._recurrent:
-                num_tokens = await self._last_state(namespaces, question, num_tokens)
+            if self._recurrent or self._sparse:
+                num_tokens = await self._last_place(namespaces, question, num_tokens)
             if num_tokens <= question.first_token:
                 return
             chains = [
@@ -138,7 +140,7 @@ class Finder:
         ]
         found.chains = [[PinnedChain() for _ in self._groups] for _ in namespaces]
         await _all(
-            (self._pin_state if group.is_recurrent else self._pin_chain)(
+            (self._pin_chain if group.is_chain else self._pin_end)(
                 rank[g], chains[g], firsts[g], question, pinned[g]
             )
             for rank, pinned in zip(namespaces, found.chains, strict=True)
@@ -172,13 +174,17 @@ class Finder:
         if self._needs_all and num_tokens < num_named:  # window or state before a shorter end were not pinned
             num_tokens = 0
         found.num_tokens = num_tokens if num_tokens > question.first_token else 0
+        found.stored = tuple(
+            number if group.is_chain else group.num_blocks(found.num_tokens)
+            for number, group in zip(found.stored, self._groups, strict=True)
+        )
 
     async def _look_up(self, namespaces: list[list[Namespace]], chains: list[list[bytes]]) -> tuple[int, ...]:
-        """Return how many blocks of each chain all ranks have, or can have from the object store; of states,
-        which are no chain, 0."""
+        """Return how many blocks of each chain all ranks have, or can have from the object store; of states
+        and windows at checkpoints, which are no chain, 0."""
         found = await asyncio.gather(
             *(
-                self._look_up_chain(rank[group.index], [] if group.is_recurrent else chains[group.index])
+                self._look_up_chain(rank[group.index], chains[group.index] if group.is_chain else [])
                 for rank in namespaces
                 for group in self._groups
             )
@@ -225,7 +231,42 @@ class Finder:
         )
         return all(one.num_blocks for one in found)
 
-    async def _pin_state(
+    async def _last_place(
+        self, namespaces: list[list[Namespace]], question: LookupRequest, num_tokens: int
+    ) -> int:
+        """Return the end of the longest prefix of which all ranks have the state and the last windows, at
+        most `num_tokens`; 0: none."""
+        end = num_tokens // self._alignment * self._alignment
+        for _ in range(MAX_STATES):
+            if end <= question.first_token:
+                break
+            before = end
+            if self._sparse:
+                end = await self._last_window(namespaces, question, end)
+            if self._recurrent and end > question.first_token:
+                end = await self._last_state(namespaces, question, end)
+            if end == before:
+                return end
+        return 0
+
+    async def _last_window(self, namespaces: list[list[Namespace]], question: LookupRequest, end: int) -> int:
+        """Return `end` if the windows before it are stored on all ranks, else an end before which they may
+        be: no window there has the block that is missing."""
+
+        async def look_up(namespace: Namespace, group: Group) -> int:
+            first = max(group.num_blocks(question.first_token), group.first_needed(end))
+            names = group.chain(question.hashes)[first : group.num_blocks(end)]
+            found = await self._client.lookup(namespace, names) if names else None
+            if found is None or found.num_blocks == len(names):
+                return end
+            return (first + found.num_blocks) * group.block_tokens
+
+        ends = await asyncio.gather(
+            *(look_up(rank[group.index], group) for rank in namespaces for group in self._sparse)
+        )
+        return min(ends) // self._alignment * self._alignment
+
+    async def _pin_end(
         self,
         namespace: Namespace,
         chain: list[bytes],
@@ -233,9 +274,10 @@ class Finder:
         question: LookupRequest,
         pinned: PinnedChain,
     ) -> None:
-        state = PinnedChain()
-        await self._pin_chain(namespace, chain[-1:], 0, question, state)
-        pinned.parts += [(first_block, 1, lease) for _, _, lease in state.parts]
+        """Pin a chain from `first_block` on, whether or not what is before it is stored."""
+        own = PinnedChain()
+        await self._pin_chain(namespace, chain[first_block:], 0, question, own)
+        pinned.parts += [(first_block + first, number, lease) for first, number, lease in own.parts]
 
     async def _pin_chain(
         self,
@@ -273,7 +315,7 @@ class Finder:
         whole = [len(group.chain(question.hashes)) for group in self._groups]
         return self._common(
             [
-                end if group.is_recurrent else number
+                number if group.is_chain else end
                 for group, number, end in zip(self._groups, num_blocks, whole, strict=True)
             ]
         )

@@ -13,8 +13,8 @@ fleet's members have it: the decode engine names the blocks itself.
 
 It is a hint. Of other weights, another split over devices or another prompt it is not followed, nor where a
 connector beside this one has taken the hand-over: then its blocks are on their way already. Models with
-recurrent state look up as ever: there is no chain of states to wait for. Keys of other connectors are not
-used, so that the answers of all can be merged.
+recurrent state, or with windows at checkpoints only, look up as ever: there is no chain of these to wait for.
+Keys of other connectors are not used, so that the answers of all can be merged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +50,8 @@ def source_of(request: Any, groups: Sequence[Group]) -> tuple[HandoverSource | N
     params = request.kv_transfer_params
     if not isinstance(params, Mapping) or KEY not in params:
         return None, False
-    is_recurrent = any(group.is_recurrent for group in groups)
-    if not isinstance(params[KEY], Mapping) or is_recurrent or _is_of_other(params):
+    are_chains = all(group.is_chain for group in groups)
+    if not isinstance(params[KEY], Mapping) or not are_chains or _is_of_other(params):
         return None, True
     said, size = params[KEY], alignment_of(groups)
     host, epoch, namespace = said.get("host", ""), _epoch(said.get("epoch", "0")), said.get("namespace", "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..counters import Counters
-from ..groups import NULL_BLOCK, Group
+from ..groups import NULL_BLOCK, Group, alignment_of
 from ..plan import Ack, Acks, Again, Save
 from .sessions import Turn
 
@@ -49,6 +49,7 @@ class Saving:
     next_block: list[int]
     num_retries: int = 0
     due_tokens: int = 0
+    num_prompt_tokens: int = 0  # 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Saver:
         self, groups: Sequence[Group], num_ranks: int, max_blocks: int, holder: Holder, counters: Counters
     ) -> None:
         self._groups = list(groups)
+        self._alignment = alignment_of(groups)
         self._num_ranks = num_ranks
         self._max_blocks = max_blocks
         self._holder = holder
@@ -120,13 +122,12 @@ class Saver:
             if end <= first:
                 continue
             saving.next_block[group.index] = end
-            chain = [hashes[(i + 1) * group.hashes_per_block - 1] for i in range(max(0, first - 1), end)]
-            parent = chain.pop(0) if first else b""
-            for start, names in self._unknown(group.index, chain):
-                before = chain[start - 1] if start else parent
-                ids = list(table[first + start : first + start + len(names)])
+            for start, names, before in self._runs(group, saving, hashes, first, end):
+                ids = list(table[start : start + len(names)])
+                if not group.is_chain and NULL_BLOCK in ids:
+                    continue  # given away; what comes behind it stands alone
                 job = _SaveJob(
-                    saving, group.index, first + start, before, names, ids, self._num_ranks, origin, adapter
+                    saving, group.index, start, before, names, ids, self._num_ranks, origin, adapter
                 )
                 num_named = len(names)
                 if not self._start(job):
@@ -198,7 +199,7 @@ class Saver:
                     )
         if self.on_stored is not None:
             for blocks in stored:
-                if not self._groups[blocks.group].is_recurrent:  # listeners know chains only
+                if self._groups[blocks.group].is_chain:  # listeners know no others
                     self.on_stored(blocks)
         return stored
 
@@ -214,6 +215,11 @@ class Saver:
             if group.is_recurrent:
                 continue
             scale = group.hashes_per_block
+            if not group.is_chain:  # what is behind the hit may be gone, and is put again
+                for name in group.chain(hashes)[num_stored:]:
+                    if self._known.get((group.index, name), False):
+                        del self._known[group.index, name]
+                continue
             if self.on_stored is not None and num_stored:
                 names = group.chain(hashes)[:num_stored]
                 self.on_stored(StoredBlocks(group.index, 0, b"", names, origin, adapter))
@@ -251,16 +257,28 @@ class Saver:
         held = sum(len(job.block_ids) for job in self._jobs.values())
         return [] if held == self._num_held else [f"saves hold {held} blocks, counted {self._num_held}"]
 
-    def _unknown(self, group: int, chain: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
-        """Return the runs of a chain that are neither stored nor under way, as (start, names)."""
-        runs: list[tuple[int, list[bytes]]] = []
-        for i, name in enumerate(chain):
-            if (group, name) in self._known:
-                self._known.move_to_end((group, name))
-            elif runs and runs[-1][0] + len(runs[-1][1]) == i:
-                runs[-1][1].append(name)
+    def _runs(
+        self, group: Group, saving: Saving, hashes: Sequence[bytes], first: int, end: int
+    ) -> list[tuple[int, list[bytes], bytes]]:
+        """Return the runs of blocks `first` to `end` that are neither stored nor under way, nor left out, as
+        start, names, and name of the block before; empty where that one is left out."""
+        prompt_end = max(0, saving.num_prompt_tokens - 1) // self._alignment * self._alignment
+        runs: list[tuple[int, list[bytes], bytes]] = []
+        before, is_open = b"", False
+        for i in range(max(0, first - 1), end):
+            key = group.index, hashes[(i + 1) * group.hashes_per_block - 1]
+            is_kept = group.is_kept(i, prompt_end)
+            is_known = key in self._known
+            if is_known and i >= first:
+                self._known.move_to_end(key)
+            if is_open and is_kept and not is_known:
+                runs[-1][1].append(key[1])
+            elif is_kept and not is_known and i >= first:
+                runs.append((i, [key[1]], before))
+                is_open = True
             else:
-                runs.append((i, [name]))
+                is_open = False
+            before = key[1] if is_kept else b""
         return runs
 
     def _start(self, job: _SaveJob) -> bool:

@@ -252,7 +252,7 @@ class SchedulerSide:
         self._last_saves = []
         for tracked in self._tracked.values():
             is_old = tracked.is_loading or tracked.request.num_computed_tokens > 0
-            tracked.saving = Saving([NEVER if is_old else 0] * len(self._groups))
+            tracked.saving = self._nothing_saved(tracked.request, NEVER if is_old else 0)
             if not tracked.is_loading:
                 self._let_go(tracked)
                 tracked.num_questions = 0
@@ -276,11 +276,14 @@ class SchedulerSide:
 
     def _track(self, request: Any) -> Tracked:
         turn, (source, is_refused) = turn_of(request, self._engine), source_of(request, self._groups)
-        tracked = Tracked(request, turn, Saving([0] * len(self._groups)), source)
+        tracked = Tracked(request, turn, self._nothing_saved(request), source)
         self._counters.add("handovers_refused", is_refused)
         self._tracked[request.request_id] = tracked
         self._counters.add("hints_ignored", tracked.turn.num_ignored_hints)
         return tracked
+
+    def _nothing_saved(self, request: Any, first_block: int = 0) -> Saving:
+        return Saving([first_block] * len(self._groups), num_prompt_tokens=request.num_prompt_tokens)
 
     def _ask(
         self, tracked: Tracked, num_computed_tokens: int, is_early: bool = False

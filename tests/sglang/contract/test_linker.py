@@ -43,7 +43,7 @@ def make(
     digest = hashlib.sha256(request.node.nodeid.encode()).hexdigest()
     monkeypatch.setattr(linker_module, "resolve_hybrid_device_pool_group", lambda *, kvcache, **_: kvcache)
     monkeypatch.setattr(linker_module, "get_model", lambda: SimpleNamespace(model_path="served"))
-    monkeypatch.setattr(linker_module, "get_parallel", lambda: SimpleNamespace(tp_size=1))
+    monkeypatch.setattr(linker_module, "get_parallel", lambda: SimpleNamespace(tp_size=1, attn_dcp_size=1))
     monkeypatch.setattr(upstream, "get_storage_hash_str", hashes_of)
 
     def make_linker(group: DevicePoolGroup, daemon: Daemon = shared_daemon, **settings: Any) -> KvtierLinker:
@@ -202,6 +202,21 @@ def test_other_pools_share_nothing(make: Make) -> None:
     Tree(make(here), here).store(prompt("a", 3), 0, 1, 2)
     assert Tree(make(wider), wider).run(prompt("a", 3)) == (0, [])
     assert Tree(make(here, variant="other"), here).run(prompt("a", 3)) == (0, [])
+
+
+def test_a_load_that_has_begun_and_fails_is_reported_and_nothing_stays_pinned(make: Make) -> None:
+    """SGLang aborts the batch's requests; the next ones find the pages."""
+    group = pool_group()
+    linker = make(group)
+    tree = Tree(linker, group)
+    key = prompt("a", 3)
+    tree.store(key, 0, 1, 2)
+    pin = linker._gets.pin
+    linker._gets.pin = lambda *_, **__: []  # type: ignore[method-assign]
+    assert tree.run(key, "lost") == (3 * PAGE, ["lost"])
+    assert linker.guard.causes == {"LOAD_FAILED": 1}
+    linker._gets.pin = pin  # type: ignore[method-assign]
+    assert tree.run(key) == (3 * PAGE, [])
 
 
 def test_wrong_settings_are_refused_when_it_is_made(make: Make) -> None:

@@ -1,9 +1,13 @@
-"""One engine feeds the next version: two versions on one daemon, which is upgraded under both.
+"""One engine feeds the next version: two versions on one daemon, which is upgraded under both, first with a
+drain and a start, then as users are told to: `kvtier restart`.
 
 The version before this environment's is wanted, too: `make VERSION=... .venv-vllm-.../.ready` makes its own.
 Without it this is skipped.
 """
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from bench.vllm.appliance import ApplianceProcess
-from bench.vllm.process import ROOT, EngineProcess
+from bench.vllm.process import ROOT, EngineProcess, Output
 from kvtier.clients.vllm.versions import TESTED, minor_of
 
 from ..e2e.comparison import difference
-from ..e2e.rig import SMALL, settled
+from ..e2e.rig import SMALL, WAIT_S, settled
 from .scene import connected, words
 
 
@@ -45,6 +49,18 @@ def engines(tmp_path: Path) -> Iterator[tuple[ApplianceProcess, EngineProcess, E
         yield appliance, old.ready(), new.ready()
 
 
+def find_again(engine: EngineProcess, seed: int, expected: Output) -> None:
+    """Ask for a stored prompt until it is found. Raises AssertionError for a wrong answer or none in time."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        engine.reset()
+        (got,) = engine.generate({"tokens": words(seed, 400), "num_new": 8})
+        assert not difference(expected, got)
+        if got.num_cached:
+            return
+        assert time.monotonic() < deadline_s, f"{engine.name} never found kvtier again"
+
+
 def test_each_finds_what_the_other_stored_also_after_an_upgrade_of_kvtier(
     engines: tuple[ApplianceProcess, EngineProcess, EngineProcess], tmp_path: Path
 ) -> None:
@@ -63,15 +79,11 @@ def test_each_finds_what_the_other_stored_also_after_an_upgrade_of_kvtier(
     assert not [problem for one in during if (problem := difference(expected[0], one))]
     appliance.start()
     for engine in (old, new):
-        found = 0
-        for _ in range(200):
-            engine.reset()
-            (got,) = engine.generate({"tokens": words(1, 400), "num_new": 8})
-            assert not difference(expected[1], got)
-            found = got.num_cached
-            if found:
-                break
-        assert found, f"{engine.name} never found kvtier again"
+        find_again(engine, 1, expected[1])
+    command = [sys.executable, "-m", "kvtier.appliance.cli", "restart", "--target", appliance.target]
+    subprocess.run([*command, "--wait", f"{WAIT_S:.0f}s"], check=True)
+    for engine in (old, new):
+        find_again(engine, 0, expected[0])
     appliance.check_integrity()
 
 

@@ -42,6 +42,9 @@ ROWS = (  # the most telling first
     Row("prompts in chunks, preemption by recompute, aborts", "tests/vllm/e2e/test_crowds.py"),
     Row("recurrent state: gated delta rule (Qwen3-Next)", f"{FEATURES}/test_models.py", "gdn"),
     Row("sliding windows (Gemma 3)", f"{FEATURES}/test_models.py", "hybrid"),
+    Row(
+        "sliding windows kept at checkpoints (Gemma 3, GPT-OSS)", f"{FEATURES}/test_models.py", "checkpoints"
+    ),
     Row("tensor parallel 2", f"{FEATURES}/test_engines.py", "tensor parallel 2"),
     Row("speculative decoding, by n-grams", f"{FEATURES}/test_engines.py", "by words"),
     Row("speculative decoding, by a draft model", f"{FEATURES}/test_engines.py", "draft model"),

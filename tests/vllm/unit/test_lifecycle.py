@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from .simulation import Simulation
 
 FULL = [Group(0, 8, 8 // HASH_TOKENS)]
 HYBRID = [Group(0, 8, 8 // HASH_TOKENS), Group(1, 4, 4 // HASH_TOKENS, window_tokens=10)]
+CHECKPOINTS = [HYBRID[0], replace(HYBRID[1], checkpoint_tokens=32)]
 SEEDS = range(3)
 
 
@@ -76,8 +78,8 @@ def assert_nothing_is_left(simulation: Simulation) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("groups", "prefix_caching"),
-    [(FULL, True), (FULL, False), (HYBRID, False)],
-    ids=["apc", "no-apc", "hybrid"],
+    [(FULL, True), (FULL, False), (HYBRID, False), (CHECKPOINTS, False)],
+    ids=["apc", "no-apc", "hybrid", "checkpoints"],
 )
 def test_random_lives(
     simulate: Callable[..., Simulation], groups: list[Group], prefix_caching: bool, seed: int
@@ -90,7 +92,7 @@ def test_random_lives(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("groups", [FULL, HYBRID], ids=["full", "hybrid"])
+@pytest.mark.parametrize("groups", [FULL, HYBRID, CHECKPOINTS], ids=["full", "hybrid", "checkpoints"])
 def test_random_lives_beside_an_appliance_that_fails(
     simulate: Callable[..., Simulation], appliance: FakeAppliance, groups: list[Group], seed: int
 ) -> None:
@@ -145,3 +147,28 @@ def test_one_copy_of_a_shared_prompt(simulate: Callable[..., Simulation]) -> Non
     assert simulation.totals["save_blocks_stored"] == 8
     assert simulation.totals.get("save_blocks_deduplicated", 0) == 0
     assert_nothing_is_left(simulation)
+
+
+def test_windows_at_checkpoints(simulate: Callable[..., Simulation]) -> None:
+    """The next turn finds all of the one before it, a branch the last checkpoint before it leaves; most
+    windows are not stored."""
+    num_stored: list[float] = []
+    hits: list[list[int]] = []
+    for groups in (HYBRID, CHECKPOINTS):
+        simulation = simulate(groups, 1, num_blocks=512, prefix_caching=False)
+        found: list[int] = []
+        salt = str(len(num_stored))
+        turn, branch = list(range(150)), [*range(110), *range(300, 320)]
+        for number, tokens in enumerate(([*turn], [*turn, *range(200, 230)], branch)):
+            made = Request(f"r{number}", tokens, len(tokens), salt)
+            made.max_tokens = len(tokens) + 8
+            before = simulation.num_hit_tokens
+            simulation.add(made)
+            simulation.drain()
+            found.append(simulation.num_hit_tokens - before)
+            turn = made.tokens if number == 0 else turn
+        num_stored.append(simulation.totals["save_blocks_stored"])
+        hits.append(found)
+        assert_nothing_is_left(simulation)
+    assert hits == [[0, 144, 104], [0, 144, 96]]
+    assert num_stored[1] < 0.75 * num_stored[0], "of both groups"

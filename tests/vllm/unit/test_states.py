@@ -68,6 +68,67 @@ def test_a_state_that_is_gone_when_it_is_pinned_ends_the_hit() -> None:
     assert find(Store(8, {64}, lost={64})).num_tokens == 0
 
 
+class WindowStore:
+    """A client of several ranks: a whole chain, and some blocks of a window's group on each."""
+
+    def __init__(self, *ranks: set[int]) -> None:
+        self.names = [{HASHES[block] for block in blocks} for blocks in ranks]
+        self.num_lookups = 0
+        self.pinned: list[list[bytes]] = []
+
+    async def lookup(self, namespace: tuple[str, int], chain: list[bytes]) -> Any:
+        self.num_lookups += 1
+        kind, rank = namespace
+        there = [kind == "chain" or name in self.names[rank] for name in [*chain, b""]][: len(chain)]
+        number = [*there, False].index(False)
+        return SimpleNamespace(num_blocks=number, num_available=number, search_s=0.0)
+
+    async def acquire(self, namespace: tuple[str, int], chain: list[bytes], **_: Any) -> Any:
+        if namespace[0] == "window":
+            self.pinned.append(chain)
+        number = (await self.lookup(namespace, chain)).num_blocks
+        return SimpleNamespace(num_blocks=number, num_stored=number, reason="", tiers=())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected", "first_token"),
+    [
+        (({2, 3, 6, 7},), 128, 0),
+        (({2, 3, 7},), 64, 0),  # the window before 128 has lost a block
+        (({2, 3, 6, 7}, {2, 3, 6}), 64, 0),  # on one rank
+        (({0, 1, 5}, {5, 6}), 0, 0),
+        (({0, 1, 2}, {1, 2}), 48, 0),
+        (({7},), 128, 112),  # the engine has block 6 itself
+        ((set[int](),), 0, 0),
+    ],
+)
+def test_windows_at_checkpoints_are_found_where_they_are_whole(
+    ranks: tuple[set[int], ...], expected: int, first_token: int
+) -> None:
+    window = Group(1, 16, 1, window_tokens=20, checkpoint_tokens=64)
+    store, found = WindowStore(*ranks), FoundPrefix()
+    finder = Finder(store, [CHAIN, window], ttl_s=30.0, search_wait_s=0.0)  # type: ignore[arg-type]
+    namespaces: Any = [[("chain", rank), ("window", rank)] for rank in range(len(ranks))]
+    asyncio.run(finder.pin(namespaces, LookupRequest("s", HASHES, first_token), found))
+    assert found.num_tokens == expected
+    if expected:
+        first = max(first_token, expected - 32) // 16
+        assert store.pinned == [list(HASHES[first : expected // 16])] * len(ranks)
+        assert found.stored == (8, expected // 16)
+    assert store.num_lookups <= 24
+
+
+def test_which_blocks_of_windows_are_kept() -> None:
+    """Windows of 20 tokens that end at 64 and 128, and all from the one on in which a prompt of 150 ends."""
+    window = Group(1, 16, 1, window_tokens=20, checkpoint_tokens=64)
+    assert [n for n in range(12) if window.is_kept(n, 144)] == [2, 3, 6, 7, 8, 9, 10, 11]
+    wide = Group(1, 16, 1, window_tokens=100, checkpoint_tokens=64)
+    assert all(wide.is_kept(n, 144) for n in range(12)), "windows that overlap"
+    part = part_of(window, HASHES, [NULL_BLOCK, NULL_BLOCK, 7, 8], 0, 64)
+    assert part is not None
+    assert (part.hashes, part.first_block, part.block_ids) == (b"".join(HASHES[2:4]), 0, [7, 8])
+
+
 def test_a_load_has_the_state_of_its_end_and_no_other() -> None:
     part = part_of(STATE, HASHES, [NULL_BLOCK, NULL_BLOCK, 7], 0, 48)
     assert part is not None
