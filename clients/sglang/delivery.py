@@ -74,7 +74,7 @@ class Staging:
             self._stream.synchronize()
 
 
-class PageDelivery:
+class LayerDelivery:
     """Pages of one pool on their way from leases, which cover them one after another."""
 
     def __init__(

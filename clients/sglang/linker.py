@@ -35,7 +35,7 @@ from ..connector.plugin_options import bad_option, check_choice, options_from
 from ..connector.versions import check_version
 from ..errors import KvtierError, NotFound
 from ..sync.handles import Lease
-from .delivery import LOAD_FAILED, PageDelivery, Staging, TaskThread
+from .delivery import LOAD_FAILED, LayerDelivery, Staging, TaskThread
 from .identity import StorageOptions, hash_of, name_of, namespace_of, run_of_server, since_clear
 from .layered import LayeredPages
 from .pages import restorable
@@ -175,14 +175,14 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def _load(self, index: int, parts: Sequence[_Part], written: Any) -> None:
         """Copy everything into the device, and report layer after layer."""
-        counter, loads = self.layer_done_counter, list[PageDelivery]()
+        counter, loads = self.layer_done_counter, list[LayerDelivery]()
         try:
             written.synchronize()
             for part in parts:
                 identity = self._identities[part.name]
                 leases = self._gets.pin(identity, part.hashes, views=True)
                 fragment_bytes = identity.geometry.fragment_bytes[0]
-                loads.append(PageDelivery(self._pages[part.name], part.indices, leases, fragment_bytes))
+                loads.append(LayerDelivery(self._pages[part.name], part.indices, leases, fragment_bytes))
             last = self.pool_group.num_layers - 1
             for layer in range(last + 1):
                 for load in loads:
