@@ -49,6 +49,8 @@ class LMCache(Adapter):
         self.num_requests = 0
         self.selected = (0, 0)
         self.looked_up = ""
+        self.disk: dict[str, Any] = {}  # settings of the disk tier beside those below
+        self.options: list[str] = []  # of the server, which outdo those below
 
     def start(self, pool_bytes: int, spill: bool) -> str:
         port, http = free_port(), free_port()
@@ -61,7 +63,8 @@ class LMCache(Adapter):
             path = f"{self.directory.name}/l2"
             os.mkdir(path)
             disk = {"type": "fs_native", "base_path": path, "num_workers": 4, "use_odirect": True}
-            command += ["--l2-adapter", json.dumps(disk)]
+            command += ["--l2-adapter", json.dumps(disk | self.disk)]
+        command += self.options
         log = Path(self.directory.name) / "server.log"
         self.server = Process(command, log, {"LMCACHE_LOG_LEVEL": "INFO"})
         address = f"127.0.0.1:{port}:{http}"

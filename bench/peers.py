@@ -55,6 +55,7 @@ LMCACHE_NEEDS = [
     "transformers>=5.4",
     "uvicorn",
     "httptools",
+    "xxhash",
     "cachetools",
     "setuptools<81",
 ]

@@ -1,4 +1,4 @@
-"""The ways of storing that bench/mlperf.py gives to MLPerf's workload, without the workload."""
+"""The ways of storing that bench/mlperf_stores.py gives to MLPerf's workload, without the workload."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.machine import ROOT
-from bench.mlperf import DirectFiles
+from bench.mlperf_stores import DirectFiles, Meter
 
 
 class Timing(NamedTuple):
@@ -51,9 +51,28 @@ def test_what_is_gone_is_a_miss_and_counted(files: DirectFiles) -> None:
         files.read("two")
 
 
+def test_seconds_of_calls_that_overlap_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("bench.mlperf_stores.time.perf_counter", lambda: now[0])
+    meter = Meter(tmp_path, 2)
+    now[0] = 10.0
+    with meter.call(2_000_000_000):
+        now[0] = 11.0
+        with meter.call(1_000_000_000):
+            now[0] = 12.0
+        now[0] = 13.0
+    now[0] = 100.0
+    with pytest.raises(KeyError), meter.call(5_000_000_000):
+        raise KeyError
+    assert meter.shown("read")["read_gbs"] == 1.0
+    with meter.call(1_000_000_000):
+        now[0] = 101.0
+    assert meter.shown("read")["read_gbs"] == 1.0
+
+
 def test_wrong_bytes_end_the_run(tmp_path: Path) -> None:
     program = (
-        "import sys, numpy as np; from pathlib import Path; from bench.mlperf import DirectFiles\n"
+        "import sys, numpy as np; from pathlib import Path; from bench.mlperf_stores import DirectFiles\n"
         "class Files(DirectFiles):\n"
         "    def _write(self, key, data): self.kept = data.copy()\n"
         "    def _read(self, key, num_bytes): self.kept[0] ^= 1; return self.kept\n"
