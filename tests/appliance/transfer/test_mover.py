@@ -281,6 +281,29 @@ def test_where_processors_are_few_long_puts_take_turns_with_others_on_the_loop()
     run(main())
 
 
+def test_a_turn_has_fewer_bytes_where_they_lately_took_longer() -> None:
+    async def main() -> None:
+        bench = Bench(takes_turns=True)
+        copier = bench.copiers[STAGING_EDGE]
+        sizes: list[int] = []
+
+        def slowly(items: Sequence[CopyItem]) -> list[CopyOutcome]:
+            sizes.append(len(items))
+            bench.now += 0.001 * len(items)  # a GB/s or so
+            return copier.inline(items)
+
+        bench.mover.attach(7, {Tier.DRAM: Route(copier, slowly)})
+        for number in (1, 2):
+            bench.mover.start(copy(number, STAGING_EDGE, 16, num_bytes=1 << 20, client=7))
+        while len(bench.finished()) < 2:
+            await turns()
+        assert sizes == [16, 4, 4, 4, 4]
+        assert bench.finished() == {1: [None] * 16, 2: [None] * 16}
+        bench.check()
+
+    run(main())
+
+
 def test_an_engine_that_raises_in_its_turn_fails_that_copy_only() -> None:
     async def main() -> None:
         bench = Bench(takes_turns=True)
