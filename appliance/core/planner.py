@@ -33,6 +33,7 @@ from .catalog.catalog_audit import check_books, check_catalog
 from .catalog.core_state import CoreState
 from .catalog.recovery import adopt
 from .catalog.residency import Residency
+from .catalog.runs import column
 from .changes import Changes
 from .copying.copies import Copies
 from .copying.refusals import Refusals
@@ -408,8 +409,7 @@ class Planner:
             event.reason,
         )
         if event.offline and event.tier != self.core.ladder.log_tier:  # memory does not come back
-            rows = [row for known in self.catalog.namespaces.values() for row in known.rows.values()]
-            for row in rows:
+            for row in column(self.catalog.num_placed[event.tier]).nonzero()[0].tolist():
                 if self.catalog.prefix_hash[row]:  # not, when it went with its last child
                     for fragment in self.catalog.fragments(row):
                         self.residency.condemn(fragment, event.tier, "tier lost")
@@ -425,9 +425,10 @@ class Planner:
 
     def _drain_started(self, event: ev.DrainStarted) -> None:
         self.writes.is_closed = True
-        num_blocks = self.pressure.archiving.add_all()
         self.exports.drain()
-        self.requests.reply(event.call, CountResult(num_blocks))
+        self.pressure.archiving.add_all(
+            lambda num_blocks: self.requests.reply(event.call, CountResult(num_blocks))
+        )
 
     def close_cold_store(self) -> list[Instruction]:
         """Last step of a drain: seal what is open. Returns the instructions."""

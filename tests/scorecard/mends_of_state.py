@@ -472,6 +472,15 @@ STATE = [
         ),
     ),
     Mend(
+        "12g",
+        "a drain of a daemon that holds many blocks",
+        "looks at all of them in one step of the event loop",
+        "at 1,024 in a step",
+        ("tests/appliance/core/requests/test_keeping.py::test_a_drain_looks_at_few_blocks_in_a_step",),
+        "appliance/core/capacity/archiving.py",
+        (("min(first + STEP_ROWS, len(names))", "len(names)"),),
+    ),
+    Mend(
         "11k",
         "fetches of one tenant with a deadline of 2 ms",
         "12 of them: a store of 1,828 MB/s is taken for one of 1 MB/s, and nothing is fetched for a minute",

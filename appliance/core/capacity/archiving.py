@@ -15,6 +15,8 @@ from ..shares import Shares
 ARCHIVE = "archive"
 #: Blocks looked at per event: about a millisecond.
 MAX_STEPS = 64
+#: Rows looked at in a step of a drain: 3 ms or so.
+STEP_ROWS = 1024
 #: Blocks that wait, of all tenants; those of a drain come on top.
 MAX_QUEUED = 262_144
 
@@ -42,6 +44,8 @@ class Archiving:
         self._turns: OrderedDict[str, deque[int]] = OrderedDict()  # handles, by tenant, the next one first
         self._queued: set[int] = set()  # the same handles
         self._shares = Shares(MAX_QUEUED, core.options.num_tenants)
+        #: Drains that look at every block: the next row, blocks queued so far, and what is told at the end.
+        self._walks: deque[tuple[int, int, Callable[[int], None]]] = deque()
 
     def __len__(self) -> int:
         return self._shares.taken
@@ -70,14 +74,32 @@ class Archiving:
         self._append(handles, tenant)
         return len(rows)
 
-    def add_all(self) -> int:
-        """Queue everything that is only in memory (drain). Returns the blocks queued."""
-        catalog = self._core.catalog
-        rows = [row for ns in catalog.namespaces.values() for row in ns.rows.values()]
-        return sum(self.add(row) for row in rows)
+    def add_all(self, on_done: Callable[[int], None]) -> None:
+        """Begin to queue everything that is only in memory (drain); what a step leaves over is for `run`.
+        `on_done` is called once with the blocks queued."""
+        self._walks.append((0, 0, on_done))
+        self._walk()
+
+    def _walk(self) -> None:
+        """Look at the next STEP_ROWS rows of a drain. Puts that land meanwhile queue their own blocks."""
+        first, num_queued, on_done = self._walks.popleft()
+        names = self._core.catalog.prefix_hash
+        end = min(first + STEP_ROWS, len(names)) if self._is_open() else first
+        for row in range(first, end):
+            if names[row] and self.add(row):
+                num_queued += 1
+        if end < len(names) and self._is_open():
+            self._walks.append((end, num_queued, on_done))
+        else:
+            on_done(num_queued)
 
     def run(self) -> bool:
         """Decide the next copies. Returns whether some are left only because there were many."""
+        if self._walks:
+            self._walk()
+        return self._decide() or bool(self._walks)
+
+    def _decide(self) -> bool:
         for _ in range(min(MAX_STEPS, len(self))):
             if self._log_tier in self._core.offline:
                 return False

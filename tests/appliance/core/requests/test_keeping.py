@@ -3,8 +3,10 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.capacity import archiving
 from kvtier.appliance.core.instructions import BlockChange, SealSegment
 from kvtier.appliance.core.options import TenantQuota
 from kvtier.appliance.core.results import PutOutcome
@@ -210,6 +212,26 @@ def test_a_drain_leaves_everything_in_the_cold_store() -> None:
     refused = rig.answer(rig.start_put(hashes("late", 1)))
     assert refused.reason == "DRAINING"
     assert any(isinstance(i, SealSegment) for i in rig.planner.close_cold_store())
+
+
+def test_a_drain_looks_at_few_blocks_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: at all of them in one, which took seconds of 400,000."""
+    monkeypatch.setattr(archiving, "STEP_ROWS", 4)
+    rig, chain = Rig(dram_blocks=64, nvme_blocks=64), hashes("a", 40)
+    rig.put(chain)
+    call, num_steps = rig.call(), 1
+    rig.do(ev.DrainStarted(call))
+    while call not in rig.answers:
+        assert rig.planner.is_busy, "the next step is due at once"
+        rig.tick()
+        num_steps += 1
+    assert rig.answer(call).count == 40
+    assert num_steps >= 40 // 4 - 1, "the first step looks twice"
+    rig.settle()
+    while rig.planner.is_busy:
+        rig.tick()
+        rig.settle()
+    assert all("nvme" in rig.where(name) for name in chain)
 
 
 def recovered(chain: list[bytes], missing: set[tuple[int, int]]) -> tuple[RecoveredStore, NamespaceIdentity]:
