@@ -475,7 +475,7 @@ STATE = [
         "12g",
         "a drain of a daemon that holds many blocks",
         "looks at all of them in one step of the event loop",
-        "at 1,024 in a step",
+        "at 128 in a step: of 3,199 steps for 409,600 blocks 99 % take 3.2 ms or less, the longest 8.1",
         ("tests/appliance/core/requests/test_keeping.py::test_a_drain_looks_at_few_blocks_in_a_step",),
         "appliance/core/capacity/archiving.py",
         (("min(first + STEP_ROWS, len(names))", "len(names)"),),

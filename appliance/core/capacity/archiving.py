@@ -15,8 +15,8 @@ from ..shares import Shares
 ARCHIVE = "archive"
 #: Blocks looked at per event: about a millisecond.
 MAX_STEPS = 64
-#: Rows looked at in a step of a drain: 3 ms or so.
-STEP_ROWS = 1024
+#: Rows looked at in a step of a drain, beside MAX_STEPS that are copied: about a millisecond.
+STEP_ROWS = 128
 #: Blocks that wait, of all tenants; those of a drain come on top.
 MAX_QUEUED = 262_144
 
