@@ -15,8 +15,10 @@ from ..shares import Shares
 ARCHIVE = "archive"
 #: Blocks looked at per event: about a millisecond.
 MAX_STEPS = 64
-#: Rows looked at in a step of a drain, beside MAX_STEPS that are copied: about a millisecond.
-STEP_ROWS = 128
+#: Looked at in a step of a drain, beside MAX_STEPS that are copied: about a millisecond. Free rows between
+#: them are passed over, up to so many for each.
+STEP_BLOCKS = 128
+MAX_FREE = 32
 #: Blocks that wait, of all tenants; those of a drain come on top.
 MAX_QUEUED = 262_144
 
@@ -81,15 +83,17 @@ class Archiving:
         self._walk()
 
     def _walk(self) -> None:
-        """Look at the next STEP_ROWS rows of a drain. Puts that land meanwhile queue their own blocks."""
-        first, num_queued, on_done = self._walks.popleft()
-        names = self._core.catalog.prefix_hash
-        end = min(first + STEP_ROWS, len(names)) if self._is_open() else first
-        for row in range(first, end):
-            if names[row] and self.add(row):
-                num_queued += 1
-        if end < len(names) and self._is_open():
-            self._walks.append((end, num_queued, on_done))
+        """Look at the next STEP_BLOCKS of a drain. Puts that land meanwhile queue their own blocks."""
+        row, num_queued, on_done = self._walks.popleft()
+        names, num_left = self._core.catalog.prefix_hash, STEP_BLOCKS
+        end = min(row + MAX_FREE * STEP_BLOCKS, len(names)) if self._is_open() else row
+        while row < end and num_left:
+            if names[row]:
+                num_left -= 1
+                num_queued += self.add(row)
+            row += 1
+        if row < len(names) and self._is_open():
+            self._walks.append((row, num_queued, on_done))
         else:
             on_done(num_queued)
 

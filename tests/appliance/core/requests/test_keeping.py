@@ -216,7 +216,7 @@ def test_a_drain_leaves_everything_in_the_cold_store() -> None:
 
 def test_a_drain_looks_at_few_blocks_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before: at all of them in one, which took seconds of 400,000."""
-    monkeypatch.setattr(archiving, "STEP_ROWS", 4)
+    monkeypatch.setattr(archiving, "STEP_BLOCKS", 4)
     rig, chain = Rig(dram_blocks=64, nvme_blocks=64), hashes("a", 40)
     rig.put(chain)
     call, num_steps = rig.call(), 1
