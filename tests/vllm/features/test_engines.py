@@ -12,7 +12,15 @@ from bench.vllm.process import EngineDied, EngineProcess
 
 from ..e2e.comparison import difference
 from ..e2e.rig import SMALL, settled
-from .scene import Record, assert_found_right, connected, engine_of, words, words_of
+from .scene import (
+    Record,
+    assert_found_right,
+    connected,
+    engine_of,
+    unless_it_dies_alone,
+    words,
+    words_of,
+)
 
 DEPLOYED = replace(SMALL, in_one_process=False)
 DRAFTS: dict[str, dict[str, Any]] = {
@@ -43,9 +51,14 @@ def test_speculative(draft: dict[str, Any], tmp_path: Path, record_property: Rec
 
 @pytest.mark.parametrize("options", RANKS.values(), ids=RANKS.keys())
 def test_ranks(options: Any, tmp_path: Path, record_property: Record) -> None:
-    with ApplianceProcess() as appliance, engine_of(connected(appliance, options), tmp_path) as engine:
-        for number in (150, 400):
-            assert_found_right(engine, appliance, {"tokens": words(1, number), "num_new": 8}, record_property)
+    asks = [{"tokens": words(1, number), "num_new": 8} for number in (150, 400)]
+    with (
+        ApplianceProcess() as appliance,
+        unless_it_dies_alone(options, tmp_path, asks[0]),
+        engine_of(connected(appliance, options), tmp_path) as engine,
+    ):
+        for ask in asks:
+            assert_found_right(engine, appliance, ask, record_property)
         appliance.check_integrity()
 
 
