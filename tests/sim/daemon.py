@@ -120,6 +120,7 @@ class Daemon:
         self.prefill = OtherPrefill(self, source, contents)
         self.stagings: dict[int, Staging] = {}  # of living clients
         self.local: set[int] = set()
+        self._domains: dict[int, str] = {}  # of clients, gone ones too
         self.unfound: set[int] = set()  # what an earlier life left in memory that was not looked at yet
         #: What local clients were told they may read: lease -> (tier, place).
         self.leased: dict[int, dict[tuple[Tier, int], None]] = {}
@@ -177,6 +178,8 @@ class Daemon:
             return
         world = self.world
         world.note(type(event).__name__, *_detail(event))
+        if isinstance(event, ev.ClientOpened):
+            self._domains[event.client] = event.domain
         if check is None and (world.seed % 2 or not isinstance(event, ev.CopyFinished | ev.CommitRequested)):
             self._carry_out(event, self.planner.handle(event, world.now))
         else:  # as the daemon does: others hear of what landed after its answers are out
@@ -291,17 +294,18 @@ class Daemon:
         call.on_reply(result)
 
     def _check_ready(self, client: int, result: AcquireResult) -> None:
-        leased = self.leased.setdefault(result.lease_id, {}) if client in self.local and result.ready else {}
-        holder = self.planner.leases.clients.get(client)
+        # A step answers first and hears of a client that is gone then.
+        is_leased = client in self.local and client in self.planner.leases.clients
+        leased = self.leased.setdefault(result.lease_id, {}) if is_leased and result.ready else {}
         for ready in result.ready:
             memory = self.memories[ready.tier]
             slot = memory.slot(ready.place)
             if slot.label is None:
                 raise Violation("visible means valid", f"a reply names slot {ready.place:#x}, not published")
             domain = memory.room.domain_of_extent(extent_of(ready.place))
-            if holder is None or domain != self.planner.domain_number(holder.domain):
+            if domain != self.planner.domain_number(self._domains[client]):
                 raise Violation("domains", f"client {client} was given a slot of domain {domain}")
-            if client in self.local and (ready.tier, ready.place) not in leased:
+            if is_leased and (ready.tier, ready.place) not in leased:
                 leased[ready.tier, ready.place] = None
                 slot.num_leases += 1
 
