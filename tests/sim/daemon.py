@@ -121,6 +121,8 @@ class Daemon:
         self.stagings: dict[int, Staging] = {}  # of living clients
         self.local: set[int] = set()
         self._domains: dict[int, str] = {}  # of clients, gone ones too
+        #: Blocks of memory that was taken over, by namespace, that the step under way verified.
+        self.found_now: set[tuple[int, bytes]] = set()
         self.unfound: set[int] = set()  # what an earlier life left in memory that was not looked at yet
         #: What local clients were told they may read: lease -> (tier, place).
         self.leased: dict[int, dict[tuple[Tier, int], None]] = {}
@@ -183,7 +185,11 @@ class Daemon:
         if check is None and (world.seed % 2 or not isinstance(event, ev.CopyFinished | ev.CommitRequested)):
             self._carry_out(event, self.planner.handle(event, world.now))
         else:  # as the daemon does: others hear of what landed after its answers are out
+            # What was left of the step before comes first: it knew nothing of what was found just now.
+            if isinstance(event, ev.FoundVerified):
+                self.found_now = {(label.namespace_id, label.prefix_hash) for _, label in event.fragments}
             self._carry_out(event, self.planner.answer(event, world.now))
+            self.found_now = set()
             if check is not None:
                 check()
             if check is None and world.seed % 4:

@@ -237,6 +237,8 @@ class Oracle:
                 self._check_spare_half(row, was_whole)
                 continue
             for child in catalog.children(row):
+                if (notice.namespace_id, catalog.prefix_hash[child]) in self._daemon.found_now:
+                    continue
                 protected = self._protected_tiers(row, notice)
                 if any(catalog.num_resident[tier][child] for tier in protected):
                     what = f"left {notice.tier.label} ({notice.reason}) before its child"

@@ -55,6 +55,8 @@ class NamespaceEntry:
     encodings: tuple[int, ...] = ()
     #: The same for fragments that have spent their error budget.
     exact_encodings: tuple[int, ...] = ()
+    #: How likely a search of the source for its blocks finds something.
+    search_chance: float = 1.0
 
 
 class Catalog:

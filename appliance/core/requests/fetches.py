@@ -314,7 +314,7 @@ class Fetches:
         saved_s = costs.recompute_s(namespace.id, first, end - first)
         saved_s -= self._fetch_s(speed, namespace, num_bytes)
         search_s = STORE_LATENCY_S if self._has_store else 0.0  # what hosts have is known here
-        return self.searches.chance(namespace.id) * saved_s > search_s
+        return namespace.search_chance * saved_s > search_s
 
     def bundle_seconds(self, namespace: NamespaceEntry) -> tuple[float, float] | None:
         """Return (fetch_s, recompute_s) of the first bundle of a chain, None before prefill was measured."""

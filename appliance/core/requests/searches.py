@@ -21,7 +21,7 @@ SEARCH_WEIGHT: Final = 0.05
 
 
 class Searches:
-    """Searches under way, and how likely those of a namespace find something."""
+    """Searches under way; what they find also says how likely others of their namespace find something."""
 
     def __init__(self, core: CoreState, index: SourceIndex) -> None:
         self._core = core
@@ -30,15 +30,10 @@ class Searches:
         self._numbers: dict[tuple[int, bytes], int] = {}  # by namespace, first name
         self._num_begun = 0
         self._shares = Shares(MAX_SEARCHES, core.options.num_tenants)
-        self._chance: dict[int, float] = {}  # by namespace
 
     def options_changed(self) -> None:
         """Divide them among other tenants."""
         self._shares.resize(MAX_SEARCHES, self._core.options.num_tenants)
-
-    def chance(self, namespace_id: int) -> float:
-        """Return how likely a search of a namespace finds something."""
-        return self._chance.get(namespace_id, 1.0)
 
     def find(self, namespace_id: int, name: bytes) -> int | None:
         """Return the number of the search under way that begins with a name; None when there is none."""
@@ -74,11 +69,12 @@ class Searches:
         namespace_id, search = self._under_way.pop(event.search)
         del self._numbers[namespace_id, search.names[0] if search.names else search.blocks[-1]]
         self._shares.give(tenant_of(search.identity.domain), 1)
-        if namespace_id not in self._core.catalog.namespaces:
+        namespace = self._core.catalog.namespaces.get(namespace_id)
+        if namespace is None:
             return
         if event.is_answered:
-            before, is_found = self.chance(namespace_id), event.num_found > 0 or event.num_blocks > 0
-            self._chance[namespace_id] = before + SEARCH_WEIGHT * (is_found - before)
+            is_found = event.num_found > 0 or event.num_blocks > 0
+            namespace.search_chance += SEARCH_WEIGHT * (is_found - namespace.search_chance)
         for number in range(event.num_found):
             self._index.note(namespace_id, search.names[number], True, is_stored=event.is_stored)
         if 0 <= event.num_possible < len(search.names):
