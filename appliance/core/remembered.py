@@ -13,6 +13,8 @@ V = TypeVar("V")
 
 #: Of which anything is remembered. Beyond, the one that had the last new value longest ago is forgotten.
 MAX_TENANTS: Final = 1024
+#: So often the same tenant forgets before it is looked which one has the most.
+LOOK_EVERY: Final = 64
 
 
 class Remembered(Generic[K, V]):
@@ -22,6 +24,8 @@ class Remembered(Generic[K, V]):
         self._capacity = capacity
         self._num_values = 0
         self._of_tenant: OrderedDict[str, OrderedDict[K, V]] = OrderedDict()
+        self._largest = ""  # the tenant that had the most when it was last looked
+        self._num_left = 0  # values forgotten until it is looked again
 
     def __len__(self) -> int:
         return self._num_values
@@ -46,9 +50,14 @@ class Remembered(Generic[K, V]):
             self._forget_one_for(tenant)
 
     def _forget_one_for(self, tenant: str) -> None:
-        """Forget a tenant's oldest value, or while it has no more than an equal part, that of the largest."""
-        if len(self._of_tenant[tenant]) * len(self._of_tenant) <= self._capacity:
-            tenant = max(self._of_tenant, key=lambda one: len(self._of_tenant[one]))
+        """Forget the oldest value of the tenant that has the most, of `tenant` when none has more."""
+        num_own, largest = len(self._of_tenant[tenant]), self._of_tenant.get(self._largest)
+        if not self._num_left or largest is None or len(largest) < num_own:
+            self._largest = max(self._of_tenant, key=lambda one: len(self._of_tenant[one]))
+            self._num_left = LOOK_EVERY
+        self._num_left -= 1
+        if len(self._of_tenant[self._largest]) > num_own:
+            tenant = self._largest
         known = self._of_tenant[tenant]
         known.popitem(last=False)
         self._num_values -= 1

@@ -23,7 +23,9 @@ class FetchTurns:
         try:
             await given
         except asyncio.CancelledError:
-            if not given.cancelled():  # it was given in the same moment
+            if given.cancelled():  # its place is no turn of its tenant
+                self._waiting.take(lambda one: one is given)
+            else:  # it was given in the same moment
                 self.release()
             raise
 

@@ -116,8 +116,10 @@ class RedisDirectory:
                 is_renewed, is_listed, lives = await batch.execute()
             is_new = not (is_renewed and is_listed)
             problem = await self._register(own) if is_new else ""
-            listed = set(lives) if problem else {*lives, str(own.epoch).encode()}
-            records, num_unreadable = await self._read(sorted(listed)[:MAX_RECORDS])
+            own_life = str(own.epoch).encode()
+            listed = set(lives) if problem else {*lives, own_life}
+            own_first = sorted(listed, key=lambda life: (life != own_life, life))
+            records, num_unreadable = await self._read(own_first[:MAX_RECORDS])
             if not problem and own not in records:  # another host says it lives this life, and hides a loss
                 is_new, problem = True, await self._register(own)
                 records = [*(one for one in records if one.epoch != own.epoch), own]

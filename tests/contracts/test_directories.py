@@ -282,6 +282,28 @@ def test_a_full_server_keeps_who_is_in_it_and_takes_nobody_else(tmp_path: Path) 
     run(main())
 
 
+@needs_redis
+def test_a_host_behind_more_hosts_than_are_read_is_not_new_at_each_meeting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: it wrote all that it holds into the index again each time."""
+    monkeypatch.setattr("kvtier.sources.directories.redis_server.MAX_RECORDS", 2)
+
+    async def main() -> None:
+        with redis_server(tmp_path) as server:
+            address = parse_address(f"redis://127.0.0.1:{server.port}#contract")
+            hosts = [FIRST._replace(epoch=epoch) for epoch in (1, 2, 3)]
+            directories = [open_directory(address, DirectoryAccess()) for _ in hosts]
+            for directory, host in zip(directories, hosts, strict=True):
+                assert (await directory.meet(host)).is_new
+            for directory, host in zip(directories, hosts, strict=True):
+                met = await directory.meet(host)
+                assert (len(met.records), met.is_new) == (2, False)
+                await directory.close()
+
+    run(main())
+
+
 def test_passwords_and_their_files_stay_out_of_errors(tmp_path: Path) -> None:
     async def main(url: str) -> None:
         write_password(tmp_path)

@@ -33,6 +33,19 @@ def test_the_tenant_that_has_the_most_forgets_its_oldest() -> None:
     assert len(values) == 8
 
 
+def test_many_small_tenants_do_not_keep_one_from_what_the_largest_has() -> None:
+    """Before: beyond an equal part a tenant forgot its own, whatever the largest had."""
+    values = Remembered[int, str](1000)
+    for key in range(1000):
+        values.put("acme", key, "x")
+    for number in range(20):
+        values.put(f"small {number}", number, "x")
+    for key in range(100):
+        values.put("bolt", key, "x")
+    assert len(known(values, "bolt")) == 100
+    assert all(values.get(f"small {number}", number) for number in range(20))
+
+
 def test_tenants_that_are_gone_do_not_take_the_places_of_others() -> None:
     values = Remembered[int, str](10_000)
     for number in range(5000):

@@ -45,3 +45,29 @@ def test_a_turn_of_one_that_is_cancelled_goes_to_the_next() -> None:
         await asyncio.wait_for(turns.acquire("acme"), 1.0)
 
     run(scenario())
+
+
+def test_fetches_that_gave_up_take_no_turns() -> None:
+    """Before: each cost its tenant a turn, and so made the next ones late, too."""
+
+    async def scenario() -> None:
+        turns, begun = FetchTurns(1), list[str]()
+
+        async def fetch(tenant: str) -> None:
+            await turns.acquire(tenant)
+            begun.append(tenant)
+
+        await fetch("cord")
+        gave_up = [asyncio.create_task(fetch("acme")) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in gave_up:
+            task.cancel()
+        await asyncio.gather(*gave_up, return_exceptions=True)
+        tasks = [asyncio.create_task(fetch(tenant)) for tenant in ["bolt"] * 3 + ["acme"] * 2]
+        for _ in tasks:
+            await asyncio.sleep(0)
+            turns.release()
+        await asyncio.gather(*tasks)
+        assert begun[1:] == ["bolt", "acme", "bolt", "acme", "bolt"]
+
+    run(scenario())
