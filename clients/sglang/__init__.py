@@ -14,7 +14,6 @@ Reading order: identity (what may be shared) · pages (where a page's bytes are 
 backend and linker import sglang, and nothing in kvtier.clients imports this package.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +25,12 @@ __all__ = ["KvtierLinker", "KvtierStorage"]
 
 def __getattr__(name: str) -> Any:
     """Import what SGLang asks for."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(".linker" if name == "KvtierLinker" else ".backend", __name__)
-    return getattr(module, name)
+    if name == "KvtierLinker":
+        from . import linker
+
+        return linker.KvtierLinker
+    if name == "KvtierStorage":
+        from . import backend
+
+        return backend.KvtierStorage
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

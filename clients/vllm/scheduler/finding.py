@@ -117,7 +117,7 @@ class Finder:
         Fills `found` step by step, so that no lease is lost when this fails or is cancelled. Raises
         KvtierError."""
         chains = [group.chain(question.hashes) for group in self._groups]
-        if len(self._groups) > 1 or self._recurrent:
+        if len(self._groups) > 1 or self._needs_all:
             if question.source is not None:  # waited for, and not stored before it has come
                 reach = tuple(group.num_blocks(question.source.num_tokens) for group in self._groups)
             else:

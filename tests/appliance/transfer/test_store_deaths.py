@@ -30,12 +30,13 @@ def test_a_store_that_is_killed_in_the_middle_of_a_step(step: str, is_done: bool
         def is_it(request: S3Request) -> bool:
             return request.operation == operation and server.count(operation) > after
 
-        has_died = threading.Event()
+        has_died, dies = threading.Event(), threading.Lock()
 
         def die(request: S3Request) -> S3Answer | None:
             if not is_it(request):
                 return None
-            threading.Thread(target=kill).start()
+            if dies.acquire(blocking=False):  # once: a request behind it would kill the one started anew
+                threading.Thread(target=kill).start()
             return S3Answer(0)
 
         def kill() -> None:

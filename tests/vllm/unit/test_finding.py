@@ -147,3 +147,29 @@ def test_of_a_hand_over_is_stored_what_came() -> None:
     assert (found.num_tokens, found.stored) == (0, (8, 7)), "the window before a shorter end was not pinned"
     found = Handover(WINDOWED, [8, 8]).find(8)
     assert (found.num_tokens, found.stored) == (128, (8, 8))
+
+
+class OneChain:
+    """A client that has the first `num_blocks` of any chain."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+
+    async def lookup(self, namespace: Any, chain: list[bytes]) -> Any:
+        number = min(self._num_blocks, len(chain))
+        return SimpleNamespace(num_blocks=number, num_available=number, search_s=0.0)
+
+    async def acquire(self, namespace: Any, chain: list[bytes], **_: Any) -> Any:
+        number = min(self._num_blocks, len(chain))
+        return SimpleNamespace(num_blocks=number, num_stored=number, reason="", tiers=())
+
+
+def test_a_longer_prompt_of_a_model_with_windows_only_finds_its_beginning() -> None:
+    """Before: the window before the end of the whole prompt was pinned, and only the same prompt found."""
+    for groups in ([Group(0, 16, 1, window_tokens=40)], ONE):
+        client: Any = OneChain(6)
+        finder, found = Finder(client, groups, ttl_s=30.0, search_wait_s=0.0), FoundPrefix()
+        question = LookupRequest("s", tuple(n.to_bytes(32, "big") for n in range(8)), 0)
+        namespaces: Any = [[SimpleNamespace(index=0, geometry=SimpleNamespace(block_tokens=16))]]
+        asyncio.run(finder.pin(namespaces, question, found))
+        assert found.num_tokens == 96
