@@ -159,7 +159,7 @@ class ChainStore:
         with self._turn:
             return self._in_pieces(len(hashes), step, get) or 0
 
-    def pin(self, identity: NamespaceIdentity, hashes: Sequence[bytes], *, views: bool) -> list[Lease]:
+    def pin(self, identity: NamespaceIdentity, hashes: Sequence[bytes]) -> list[Lease]:
         """Pin all of `hashes`; return the leases, one after another. None when one of them is not stored."""
         leases: list[Lease] = []
 
@@ -169,7 +169,6 @@ class ChainStore:
                 lambda: self._client.acquire(
                     self._namespace(identity),
                     hashes[first:last],
-                    views=views,
                     load_anyway=True,
                     deadline_s=self._deadline_s,
                 ),

@@ -7,7 +7,7 @@ the pool is in host memory both are one.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from queue import Queue
 from typing import Any
 
@@ -46,7 +46,6 @@ class Staging:
                 if device is not host:
                     device.copy_(host, non_blocking=True)
                 pages.write(numbers[begin : begin + most], device, first, last)
-            self._wait()
 
     def read(self, pages: LayeredPages, numbers: Any) -> list[Any]:
         """Return pages as uint8 arrays, valid until the next call."""
@@ -55,7 +54,6 @@ class Staging:
             pages.read(numbers, device, 0, pages.page_bytes)
             if device is not host:
                 host.copy_(device, non_blocking=True)
-        self._wait()
         return list(host.numpy())
 
     def _shaped(self, num_rows: int, size: int) -> tuple[Any, Any]:
@@ -64,13 +62,17 @@ class Staging:
             return host, host
         return host, self._device[: num_rows * size].view(num_rows, size)
 
-    def _on_stream(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Queue what is done inside. Ends when all of it has run, also after a failure: the pages may be
+        another request's then."""
         if self._stream is None:
-            return nullcontext()
-        return torch.get_device_module(self._device.device).stream(self._stream)  # type: ignore[no-any-return]
-
-    def _wait(self) -> None:
-        if self._stream is not None:
+            yield
+            return
+        try:
+            with torch.get_device_module(self._device.device).stream(self._stream):
+                yield
+        finally:
             self._stream.synchronize()
 
 
@@ -81,7 +83,6 @@ class LayerDelivery:
         self, pages: LayeredPages, indices: Any, leases: Sequence[Lease], fragment_bytes: int
     ) -> None:
         """`fragment_bytes`: of each fragment of a page. Raises ValueError for slots that are no pages."""
-        self.leases = leases
         self._pages = pages
         self._numbers = pages.numbers(indices)
         self._fragment_bytes = fragment_bytes
@@ -106,10 +107,6 @@ class LayerDelivery:
                 self._pages, self._numbers, self._arrived.pop(group), group * size, (group + 1) * size
             )
             self._num_written = group + 1
-
-    def end(self) -> None:
-        """Forget all fragments: their leases end."""
-        self._arrived.clear()
 
 
 def _fragments_of(leases: Sequence[Lease]) -> Iterator[tuple[int, Fragment]]:

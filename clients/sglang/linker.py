@@ -1,19 +1,20 @@
 """KvtierLinker: SGLang's direct linker, pages between its device pools and an appliance, layer by layer.
 
 There is no host pool: a prompt's pages are leased when the scheduler takes it, and copied through a few
-megabytes of staging while its forward runs, which waits for one layer at a time. What a pool's bytes mean
-is SGLang's business (layered.py).
+megabytes of staging while its forward runs, which waits for one layer at a time. They are read under that
+very lease: a second one might be refused, by a quota or an open breaker. What a pool's bytes mean is SGLang's
+business (layered.py).
 
 SGLang gives a prompt that it has begun to load no second chance: what does not arrive makes the scheduler
 abort that batch's requests. So a load is only queued when every page of it is pinned, and looked up is only
 what this host has. With several ranks all of them have to say the same, so there a rank that cannot pin
-says yes, too, and its batch fails.
+says yes, too, and its batch fails. Loads have a breaker of their own, which late stores do not open.
 
 Two threads, which take turns at nothing: one loads and one stores, each with connections of its own.
 The interface: sglang/srt/mem_cache/unified_cache/unified_cache_linker.py, 0.5.23.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -42,6 +43,7 @@ from .pages import restorable
 
 FRAGMENT_BYTES = 512 << 10  # of a page, at most: what is waited for before its layers can be used
 MAX_PARENTS = 1 << 18  # pages of which the one before is remembered
+NOT_PINNED = "NOT_PINNED"  # cause of a miss: found by a lookup, then gone, or beyond a quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class _Part:
     name: Any
     hashes: list[bytes]
     indices: Any
-    pins: list[Lease]  # empty when not all of it could be pinned
+    leases: list[Lease]  # one after another; empty when not all of it could be pinned
 
 
 class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
@@ -102,7 +104,7 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         options = self.options
         self._probes = ChainStore.at(options, self.guard, options.lookup_timeout_s)
-        self._gets = ChainStore.at(options, self.guard, options.load_timeout_s)
+        self._loads = ChainStore.at(options, Guard(__name__), options.load_timeout_s)
         self._sets = ChainStore.at(options, self.guard, options.store_timeout_s, options.staging_bytes)
         self._parents: OrderedDict[str, str] = OrderedDict()
         self._queued: dict[str, list[_Part]] = {}
@@ -143,8 +145,10 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
         pools = self.pool_group.resolve_transfers(transfers, allow_partial=True, allow_missing_kv=True)
         parts = [_Part(one.name, [hash_of(key) for key in one.keys], one.host_indices, []) for one in pools]
         for part in parts:
-            part.pins = self._probes.pin(self._identities[part.name], part.hashes, views=False)
-        if not parts or (not all(part.pins for part in parts) and self._config.tp_size == 1):
+            part.leases = self._loads.pin(self._identities[part.name], part.hashes)
+        num_lost = sum(not part.leases for part in parts)
+        self.guard.count(NOT_PINNED, num_lost)
+        if not parts or (num_lost and self._config.tp_size == 1):
             self._give_back(parts)
             return False
         self._queued[rid] = parts
@@ -174,36 +178,40 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
         return bool(self.layer_done_counter.finish(counter_index))
 
     def _load(self, index: int, parts: Sequence[_Part], written: Any) -> None:
-        """Copy everything into the device, and report layer after layer."""
-        counter, loads = self.layer_done_counter, list[LayerDelivery]()
+        """Load a batch, and report how that ended when nothing of it is pinned any more."""
+        counter = self.layer_done_counter
         try:
-            written.synchronize()
-            for part in parts:
-                identity = self._identities[part.name]
-                leases = self._gets.pin(identity, part.hashes, views=True)
-                fragment_bytes = identity.geometry.fragment_bytes[0]
-                loads.append(LayerDelivery(self._pages[part.name], part.indices, leases, fragment_bytes))
-            last = self.pool_group.num_layers - 1
-            for layer in range(last + 1):
-                for load in loads:
-                    load.until(layer, self._load_staging)
-                if layer == last and not all(lease.still_valid() for one in loads for lease in one.leases):
-                    raise NotFound("what was loaded is no longer what was pinned", reason=LOAD_FAILED)
-                counter.complete(index, layer)
+            try:
+                self._deliver(index, parts, written)
+            finally:
+                self._give_back(parts)
+            counter.complete(index, self.pool_group.num_layers - 1)
         except Exception as problem:
             self.guard.count(LOAD_FAILED)
             if not isinstance(problem, KvtierError):
                 self.guard.defect("load")
             counter.fail(index, problem)
-        finally:
+
+    def _deliver(self, index: int, parts: Sequence[_Part], written: Any) -> None:
+        """Copy everything into the device; report all layers but the last as they are there.
+
+        Raises NotFound when something did not come, and what else client and device raise."""
+        written.synchronize()
+        loads = []
+        for part in parts:
+            fragment_bytes = self._identities[part.name].geometry.fragment_bytes[0]
+            loads.append(LayerDelivery(self._pages[part.name], part.indices, part.leases, fragment_bytes))
+        for layer in range(self.pool_group.num_layers):
+            if layer:
+                self.layer_done_counter.complete(index, layer - 1)
             for load in loads:
-                load.end()
-                self._gets.give_back(load.leases)
-            self._give_back(parts)
+                load.until(layer, self._load_staging)
+        if not all(lease.still_valid() for part in parts for lease in part.leases):
+            raise NotFound("what was loaded is no longer what was pinned", reason=LOAD_FAILED)
 
     def _give_back(self, parts: Sequence[_Part]) -> None:
         for part in parts:
-            self._probes.give_back(part.pins)
+            self._loads.give_back(part.leases)
 
     # -------------------------------------------------------------------------------------- offload
 
@@ -283,8 +291,13 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
             self.cancel_queued_load(rid)
         for worker in (self._loader, self._saver):
             worker.close()
-        for store in (self._probes, self._gets, self._sets):
+        for store in (self._probes, self._loads, self._sets):
             store.close()
+
+    @property
+    def causes(self) -> dict[str, int]:
+        """How often something was lost, by cause."""
+        return dict(Counter(self.guard.causes) + Counter(self._loads.guard.causes))
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -318,11 +331,12 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
 def _topology(params: Any, is_replicated: bool) -> tuple[HiCacheStorageConfig, bool]:
     """Return what of this rank the names of pages depend on, and whether it is the one that stores them.
 
-    Raises InvalidRequest for ranks that each hold a part of a page's tokens."""
-    if get_parallel().attn_dcp_size > 1:
-        raise bad_option(
-            "the linker does not serve contexts cut over ranks (DCP); use HiCache's storage backend"
-        )
+    Raises InvalidRequest for ranks that each hold or compute a part of a context."""
+    for kind, num_ranks in (("DCP", get_parallel().attn_dcp_size), ("CP", params.attn_cp_size)):
+        if num_ranks > 1:
+            raise bad_option(
+                f"the linker does not serve contexts cut over ranks ({kind}); use HiCache's storage backend"
+            )
     rank, size = 0, int(get_parallel().tp_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         group = params.attn_tp_cache_group or params.tp_cache_group

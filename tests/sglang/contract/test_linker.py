@@ -4,11 +4,15 @@ What is compared is every byte of every page, layer by layer, in pools that SGLa
 """
 
 import hashlib
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
@@ -17,12 +21,16 @@ from sglang.srt.mem_cache.unified_cache import unified_cache_linker as upstream
 from sglang.srt.mem_cache.unified_cache.linker_factory import create_unified_cache_linker
 
 from kvtier.clients import InvalidRequest
+from kvtier.clients.errors import DeadlineExceeded
 from kvtier.clients.sglang import KvtierLinker
 from kvtier.clients.sglang import linker as linker_module
+from kvtier.clients.sglang.delivery import Staging
 from kvtier.clients.sglang.layered import LayeredPages
+from kvtier.v1.admin_pb2 import GetStatusRequest
+from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from ...daemon import Daemon
-from .linking import LAYERS, PAGE, Key, Tree, fill, hashes_of, page_of, pool_group, slots
+from .linking import LAYERS, PAGE, WAIT_S, Key, Match, Tree, fill, hashes_of, page_of, pool_group, slots
 
 Make = Callable[..., KvtierLinker]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -46,7 +54,9 @@ def make(
     monkeypatch.setattr(linker_module, "get_parallel", lambda: SimpleNamespace(tp_size=1, attn_dcp_size=1))
     monkeypatch.setattr(upstream, "get_storage_hash_str", hashes_of)
 
-    def make_linker(group: DevicePoolGroup, daemon: Daemon = shared_daemon, **settings: Any) -> KvtierLinker:
+    def make_linker(
+        group: DevicePoolGroup, daemon: Daemon = shared_daemon, attn_cp_size: int = 1, **settings: Any
+    ) -> KvtierLinker:
         patient = {f"{call}_timeout_s": 60.0 for call in ("lookup", "load", "store")}
         chosen = {"target": daemon.target, "weights_digest": digest, **patient, **settings}
         params = SimpleNamespace(
@@ -56,7 +66,7 @@ def make(
             pp_rank=0,
             pp_size=1,
             attn_cp_rank=0,
-            attn_cp_size=1,
+            attn_cp_size=attn_cp_size,
         )
         config = {
             "linker": "KvtierLinker",
@@ -75,6 +85,16 @@ def make(
 
 def prompt(name: str, num_pages: int) -> Key:
     return Key(f"{name} {n}" for n in range(num_pages * PAGE))
+
+
+def wait_for_leases(daemon: Daemon, expected: int) -> None:
+    """Wait until the daemon holds so many: what ends a lease has no answer."""
+    ends_at, pause = time.monotonic() + WAIT_S, threading.Event()
+    with grpc.insecure_channel(daemon.target) as channel:
+        stub = AdminServiceStub(channel)
+        while (held := stub.GetStatus(GetStatusRequest()).num_leases) != expected:
+            assert time.monotonic() < ends_at, f"{held} leases, not {expected}"
+            pause.wait(0.005)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -137,8 +157,6 @@ def test_layers_are_ready_one_after_another(make: Make) -> None:
 
     linker._pages[PoolName.KV].write = late.__get__(linker._pages[PoolName.KV])  # type: ignore[method-assign]
     request = SimpleNamespace(rid="one", last_node=None, kv=None, swa_branching_seqlen=None)
-    from .linking import Match
-
     tree.wrapper.match(prompt("a", 3), request, Match())
     tree.wrapper.load_back(request)
     index = tree.wrapper.start_layer_wise_loading()
@@ -150,7 +168,7 @@ def test_layers_are_ready_one_after_another(make: Make) -> None:
     assert tree.wrapper.finish_loads() == []
 
 
-def test_a_queued_load_that_is_given_up_holds_nothing(make: Make) -> None:
+def test_a_queued_load_that_is_given_up_holds_nothing(make: Make, shared_daemon: Daemon) -> None:
     group = pool_group()
     linker = make(group)
     tree = Tree(linker, group)
@@ -158,7 +176,9 @@ def test_a_queued_load_that_is_given_up_holds_nothing(make: Make) -> None:
     tree.store(key, 0, 1, 2)
     transfer = PoolTransfer(PoolName.KV, None, slots(PAGE, 4, 5, 6), hashes_of(key))
     assert linker.load("one", [transfer])
+    wait_for_leases(shared_daemon, 1)
     assert linker.cancel_queued_load("one")
+    wait_for_leases(shared_daemon, 0)
     assert not linker.cancel_queued_load("one")
     assert linker.start_layer_wise_loading() == -1
     assert tree.run(key) == (3 * PAGE, [])
@@ -171,6 +191,47 @@ def test_what_left_between_lookup_and_load_is_computed(make: Make) -> None:
     linker.lookup = lambda rid, transfers: [1, 2, 3]  # type: ignore[method-assign]
     assert tree.run(prompt("never stored", 3)) == (0, [])
     assert [len(one.freed) for one in tree.components.values()] == [1]
+    assert linker.causes == {"NOT_PINNED": 1}
+
+
+def test_a_prompt_needs_no_more_of_a_quota_than_its_bytes(make: Make, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    quota = f"tenants: {{acme: {{members: ['uid:{os.getuid()}'], quota: {{pinned: 8MiB}}}}}}\n"
+    policy.write_text(f"tiers: {{dram: {{capacity: 64MiB}}}}\n{quota}")
+    daemon = Daemon(tmp_path, policy)
+    daemon.start()
+    try:
+        group = pool_group(head_dim=4_000)
+        linker = make(group, daemon)
+        tree = Tree(linker, group)
+        key, page_bytes = prompt("a", 6), linker._pages[PoolName.KV].page_bytes
+        assert 4 << 20 < 6 * page_bytes < 8 << 20 < 12 * page_bytes
+        tree.store(key, 0, 1, 2, 3, 4, 5)
+        assert tree.run(key) == (6 * PAGE, [])
+        assert tree.run(key) == (6 * PAGE, [])
+        tree.store(prompt("b", 12), *range(6, 12), *range(6))
+        assert tree.run(prompt("b", 12)) == (0, []), "more than the quota is computed"
+        assert linker.causes == {"NOT_PINNED": 1}
+    finally:
+        linker.close()
+        daemon.close()
+
+
+def test_late_stores_do_not_keep_a_load_from_being_asked(make: Make) -> None:
+    group = pool_group()
+    linker = make(group)
+    key = prompt("a", 3)
+    Tree(linker, group).store(key, 0, 1, 2)
+
+    def late() -> None:
+        raise DeadlineExceeded("a store", reason="DEADLINE_EXCEEDED")
+
+    for _ in range(3):
+        linker._sets.guard.ask("store", late)
+    assert linker._sets.guard.breaker.is_open
+    assert linker.load("one", [PoolTransfer(PoolName.KV, None, slots(PAGE, 4, 5, 6), hashes_of(key))])
+    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+    assert linker.causes == {"DEADLINE_EXCEEDED": 3}
 
 
 def test_a_daemon_that_is_gone_costs_hits_only(make: Make, daemon: Daemon) -> None:
@@ -204,19 +265,61 @@ def test_other_pools_share_nothing(make: Make) -> None:
     assert Tree(make(here, variant="other"), here).run(prompt("a", 3)) == (0, [])
 
 
-def test_a_load_that_has_begun_and_fails_is_reported_and_nothing_stays_pinned(make: Make) -> None:
+def test_a_load_that_has_begun_and_fails_is_reported_and_nothing_stays_pinned(
+    make: Make, shared_daemon: Daemon
+) -> None:
     """SGLang aborts the batch's requests; the next ones find the pages."""
     group = pool_group()
     linker = make(group)
     tree = Tree(linker, group)
     key = prompt("a", 3)
     tree.store(key, 0, 1, 2)
-    pin = linker._gets.pin
-    linker._gets.pin = lambda *_, **__: []  # type: ignore[method-assign]
+    pages: Any = linker._pages[PoolName.KV]
+    write = pages.write
+
+    def full(*_: Any) -> None:
+        wait_for_leases(shared_daemon, 1)
+        raise RuntimeError("CUDA out of memory")
+
+    pages.write = full
     assert tree.run(key, "lost") == (3 * PAGE, ["lost"])
-    assert linker.guard.causes == {"LOAD_FAILED": 1}
-    linker._gets.pin = pin  # type: ignore[method-assign]
+    wait_for_leases(shared_daemon, 0)
+    assert linker.causes == {"LOAD_FAILED": 1, "PLUGIN_BUG": 1}
+    pages.write = write
     assert tree.run(key) == (3 * PAGE, [])
+    wait_for_leases(shared_daemon, 0)
+
+
+def test_one_of_several_ranks_begins_what_it_cannot_pin(make: Make) -> None:
+    """They all have to say the same."""
+    group = pool_group()
+    linker = make(group)
+    linker._config.tp_size = 2
+    tree = Tree(linker, group)
+    linker.lookup = lambda rid, transfers: [1, 2, 3]  # type: ignore[method-assign]
+    assert tree.run(prompt("never stored", 3), "lost") == (3 * PAGE, ["lost"])
+    assert linker.causes == {"NOT_PINNED": 1, "LOAD_FAILED": 1}
+
+
+def test_a_failure_midway_waits_for_what_was_queued_before_it() -> None:
+    """Afterwards SGLang gives the pages to another request."""
+    (entry,) = pool_group().entries
+    pages: Any = LayeredPages(entry)
+    events: list[str] = []
+    staging = Staging(pages.device, pages.page_bytes)
+    staging._stream = SimpleNamespace(synchronize=lambda: events.append("all has run"))
+
+    def full(*_: Any) -> None:
+        events.append("failed")
+        raise RuntimeError("CUDA out of memory")
+
+    pages.read = pages.write = full
+    fragment: Any = SimpleNamespace(copy=lambda into: into)
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        staging.write(pages, torch.tensor([0]), {0: fragment}, 0, pages.page_bytes)
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        staging.read(pages, torch.tensor([0]))
+    assert events == ["failed", "all has run"] * 2
 
 
 def test_wrong_settings_are_refused_when_it_is_made(make: Make) -> None:
@@ -224,3 +327,9 @@ def test_wrong_settings_are_refused_when_it_is_made(make: Make) -> None:
         make(pool_group(), stagingbytes=1)
     with pytest.raises(InvalidRequest, match="on_reset must be one of forget, keep"):
         make(pool_group(), on_reset="maybe")
+
+
+def test_contexts_cut_over_ranks_are_refused_when_it_is_made(make: Make) -> None:
+    """SGLang wants the same word from all of them, and a page is not one rank's."""
+    with pytest.raises(InvalidRequest, match=r"cut over ranks \(CP\); use HiCache's storage backend"):
+        make(pool_group(), attn_cp_size=2)
