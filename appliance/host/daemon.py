@@ -268,21 +268,19 @@ class Daemon:
 
     async def drain(self, grace_s: float, leave: bool = False) -> DrainResult:
         """Refuse new work, flush what is dirty, seal; with `leave` end the process. Idempotent."""
-        ends_at = asyncio.get_running_loop().time() + grace_s
         if not self.service.draining:
             log.info("draining: nothing new is taken, within %g s what only memory holds is written", grace_s)
             self.service.draining = True
             await self.grpc.stop_serving()
-        if self._drained is None:
-            self._drained = DrainResult(self.planner.statistics()["num_leases"], 0)
-            answer = self.appliance.ask(DrainStarted)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(ends_at):
+        is_first, num_leases = self._drained is None, self.planner.statistics()["num_leases"]
+        self._drained = self._drained or DrainResult(num_leases, 0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                if is_first:
+                    answer = self.appliance.ask(DrainStarted)
                     result = await asyncio.shield(answer) if isinstance(answer, asyncio.Future) else answer
                     assert isinstance(result, CountResult)
                     self._drained = self._drained._replace(num_blocks_flushed=result.count)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(ends_at):
                 await self.appliance.settled()
                 while to_seal := self.planner.close_cold_store():  # reclaiming may go on meanwhile
                     self.appliance.execute(to_seal)

@@ -41,7 +41,7 @@ from ..worth import KEPT_DAYS, reads_to_earn
 from .export_queue import ExportQueue, WaitingBundle
 
 MAX_STEPS: Final = 16  # bundles looked at in one step
-MAX_COUNTED = 65_536  # bundles of which uses are counted, of a tenant its share
+MAX_COUNTED = 65_536  # bundles of which uses are counted, divided among tenants
 RETRY_S: Final = 1.0  # after the first failure of an export
 MAX_RETRIES: Final = 8  # about four minutes
 #: A source that was measured slow gets something to be measured by again after so long.

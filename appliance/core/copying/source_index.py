@@ -1,6 +1,6 @@
 """SourceIndex: bundles that the source was said to hold or to lack, and how fast its store is.
 
-Hints, bounded in number and age, in equal parts of tenants (remembered.py).
+Hints, bounded in number and age, divided among tenants (remembered.py).
 
 What is not there is not asked for again for a minute: a question costs a request and a round trip. What is
 there is believed for an hour, after which an export asks again: a bundle may have expired meanwhile.

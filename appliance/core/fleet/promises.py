@@ -14,7 +14,7 @@ from ..remembered import Remembered
 
 SLACK_S: Final = 2.0  # behind the expected first token, until inventories tell
 MAX_WAIT_S: Final = 600.0
-MAX_PROMISES = 65_536  # blocks, in equal parts of tenants: 15 MB or so
+MAX_PROMISES = 65_536  # blocks, divided among tenants: 15 MB or so
 
 
 class Promises:
