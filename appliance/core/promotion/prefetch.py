@@ -45,6 +45,8 @@ MIN_BURST_BYTES = 1 << 20  # however slow the edge is
 KNOWN_SHARE = 0.5
 #: Between two looks at what is due, when the bounds allow more.
 PAUSE_S = 1e-3
+#: Beyond, accounts with nothing on its way are forgotten: clients without tenants may name ever new domains.
+MAX_ACCOUNTS = 1024
 
 
 @dataclass(slots=True)
@@ -265,6 +267,8 @@ class Prefetches:
             problems.append(
                 f"prefetch: {self.begun_bytes} bytes begun are not the sum of those of the blocks"
             )
+        if sum(not one.out_bytes for one in self._accounts.values()) > MAX_ACCOUNTS:
+            problems.append(f"prefetch: {len(self._accounts)} accounts are kept")
         for source in self._accounts.values():
             if source.out_bytes != sum(b.num_bytes for b in self._begun.values() if b.source is source):
                 problems.append(
@@ -310,9 +314,12 @@ class Prefetches:
 
     def _account(self, source: str, tenant: str) -> PrefetchAccount:
         """Return the account of a source of predictions for a tenant's blocks."""
-        if (source, tenant) not in self._accounts:
-            self._accounts[source, tenant] = PrefetchAccount(is_learned=source == "forecasts")
-        return self._accounts[source, tenant]
+        account = self._accounts.get((source, tenant))
+        if account is None:
+            if len(self._accounts) >= MAX_ACCOUNTS:
+                self._accounts = {key: one for key, one in self._accounts.items() if one.out_bytes}
+            account = self._accounts[source, tenant] = PrefetchAccount(is_learned=source == "forecasts")
+        return account
 
     def _tenant_of(self, row: int) -> str:
         return tenant_of(self._core.catalog.namespace_of(row).identity.domain)

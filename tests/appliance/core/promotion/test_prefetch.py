@@ -2,9 +2,12 @@
 
 from collections import Counter
 
+import pytest
+
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import CancelCopy, HastenCopy
+from kvtier.appliance.core.promotion import prefetch
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause
@@ -310,3 +313,18 @@ def test_announced_blocks_of_one_tenant_leave_another_its_share_of_memory() -> N
     ticks(rig, 1.0)
     rig.settle()
     assert all("dram" in rig.where(name) for name in hashes("bolt0", 2))
+
+
+def test_accounts_of_tenants_that_announced_something_once_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "MAX_ACCOUNTS", 1)
+    rig = Tenants(1)
+    for tenant in ("acme", "bolt", "acme"):
+        rig.announce(tenant, 0)
+        ticks(rig, 1.0)
+        rig.settle()
+        rig.release(rig.acquire(hashes(f"{tenant}0", 2), session_id=f"{tenant}\t0"))
+        rig.cool(hashes(f"{tenant}0", 2))
+        assert rig.planner.check_integrity() == []
+    assert counted(rig)["used"] == 6
