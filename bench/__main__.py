@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import answers, transfer
-from bench.machine import ROOT, describe
+from bench.machine import ROOT, print_machine, write_report
 from bench.peers import DEFAULT_DIR, RECIPES, debian_line, install_line, is_installed
 from bench.rig import StoresDown, seated, stores
 from bench.transfer import GIB, MIB, Effort
@@ -61,8 +60,7 @@ def main() -> int:
     args = parse()
     wanted = args.only.split(",") if args.only else ["memcpy", "kvtier", *RECIPES]
     names = stores(args.peers, wanted)
-    machine = describe({name: RECIPES[name].version for name in names if name in RECIPES})
-    print("\n".join(f"{label:9}{value}" for label, value in machine.items()))
+    machine = print_machine({name: RECIPES[name].version for name in names if name in RECIPES})
     if missing := [name for name in wanted if name in RECIPES and not is_installed(args.peers, name)]:
         print(f"\nWithout {' and '.join(missing)}; to install: {install_line(missing, args.peers)}")
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -81,8 +79,7 @@ def main() -> int:
             _delegate(section, args.quick)
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"\nload now {load}: above the number of cores, p99 and max tell more of neighbours than of stores")
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    write_report(args.json, machine=machine, rows=rows)
     return int(failed)
 
 

@@ -14,7 +14,6 @@ import gc
 import hashlib
 import json
 import resource
-import shlex
 import subprocess
 import sys
 import time
@@ -35,7 +34,7 @@ from kvtier.tiers.cold.log import SegmentLog, record_bytes
 from kvtier.tiers.cold.recovery import RECORD, RecoveredStore, SegmentSummary
 from kvtier.tiers.memory.slots import SlotPool
 
-from .machine import describe
+from .machine import print_machine
 from .table import render
 
 CHAIN = 64
@@ -170,8 +169,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(run(sizes[0])))
         return
-    machine = describe({}) | {"command": shlex.join(["python", "-m", "bench.catalog", *sys.argv[1:]])}
-    print("\n".join(f"{label:9s}{value}" for label, value in machine.items()), flush=True)
+    print_machine()
     command = [sys.executable, "-m", "bench.catalog", "--json", "--blocks"]
     found = [
         json.loads(subprocess.run([*command, str(size)], check=True, capture_output=True).stdout)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import statistics
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.machine import describe
+from bench.machine import print_machine
 from bench.peers import DEFAULT_DIR, RECIPES
 from bench.rig import Seat, seated, second_client, stores
 from bench.table import milliseconds, render, size_text
@@ -89,9 +88,7 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, default=DEFAULT_DIR)
     args = parser.parse_args()
     names = stores(args.peers, args.only.split(",") if args.only else ["kvtier", *RECIPES])
-    machine = describe({name: RECIPES[name].version for name in names if name in RECIPES})
-    machine["command"] = shlex.join(["python", "-m", "bench.clients", *sys.argv[1:]])
-    print("\n".join(f"{label:9}{value}" for label, value in machine.items()), flush=True)
+    print_machine({name: RECIPES[name].version for name in names if name in RECIPES})
     counts = sorted(map(int, args.clients.split(",")))
     with ExitStack() as stack:
         everyone = [[seat] for seat in stack.enter_context(seated(names, args.peers, 2 * GIB))]

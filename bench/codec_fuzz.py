@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.machine import describe
+from bench.machine import print_machine
 from kvtier.tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape
 from kvtier.tiers.codecs.registry import BY_NAME
 from tests.contracts.kv_values import values_like_kv
@@ -113,9 +113,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000, help="damaged records, over all codecs")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    for label, value in describe({}).items():
-        print(f"{label}: {value}")
-    print(f"python -m bench.codec_fuzz --records {options.records} --seed {options.seed}\n")
+    print_machine()
     codecs = makers()
     each = -(-options.records // len(codecs))
     for name, make in codecs.items():

@@ -14,7 +14,6 @@ import argparse
 import json
 import mmap
 import random
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -32,7 +31,7 @@ import grpc
 import numpy as np
 import xxhash
 
-from bench.machine import describe
+from bench.machine import print_machine
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog, record_bytes
@@ -279,8 +278,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=2048, metavar="KIB", help="bytes handed over in a call")
     args = parser.parse_args()
-    machine = describe({}) | {"command": shlex.join(["python", "-m", "bench.cold", *sys.argv[1:]])}
-    print("\n".join(f"{label:9}{value}" for label, value in machine.items()), flush=True)
+    print_machine()
     with tempfile.TemporaryDirectory(dir=args.directory, prefix="kvtier-cold-") as name:
         directory = Path(name)
         if args.recover:

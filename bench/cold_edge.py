@@ -11,8 +11,6 @@ is compared with what was put. On the fake device it shows that it runs; its fig
 
 import argparse
 import hashlib
-import json
-import shlex
 import sys
 import tempfile
 import threading
@@ -22,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.machine import describe
+from bench.machine import print_machine, write_report
 from bench.table import render
 from kvtier.tiers.base import CopyItem
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
@@ -201,6 +199,7 @@ def main() -> int:
     except DeviceError as problem:
         print(problem, file=sys.stderr)
         return 1
+    machine = print_machine(device=f"{device.name} {device.uuid}")
     with tempfile.TemporaryDirectory(dir=args.path) as folder:
         rig = ColdEdgeRig(device, Path(folder), args.total * MIB)
         tried = trials(rig, Path(folder), is_fake)
@@ -208,16 +207,11 @@ def main() -> int:
         moved = loads(rig)
         faults = rig.copier.counters["device_faults"]
         rig.close()
-    machine = {**describe({}), "command": f"python -m bench.cold_edge {shlex.join(sys.argv[1:])}"}
-    machine["device"] = f"{device.name} {device.uuid}"
-    for name, value in machine.items():
-        print(f"{name}: {value}")
     print(f"fragments: {GEOMETRY.fragment_bytes[0] >> 10} KiB\n")
     print(render(["trial", "straight ms", "by the host ms", "gain", "verdict"], tried))
     print()
     print(render(["records", "read", "payload GB/s", "stored GB/s", "done by the host"], moved))
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "trials": tried, "loads": moved}, indent=1))
+    write_report(args.json, machine=machine, trials=tried, loads=moved)
     return int(faults > 0)
 
 

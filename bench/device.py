@@ -10,9 +10,7 @@ one stream, so ratios above 1 mean that two streams are worth having. On the fak
 runs; its figures mean nothing."""
 
 import argparse
-import json
 import random
-import shlex
 import sys
 import threading
 import time
@@ -24,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.machine import describe
+from bench.machine import print_machine, write_report
 from bench.table import render, size_text
 from kvtier.appliance.gpu.hbm_tier import MAX_IN_FLIGHT, HotTier
 from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge
@@ -186,9 +184,8 @@ def main() -> int:
     except DeviceError as problem:
         print(problem, file=sys.stderr)
         return 1
+    machine = print_machine(device=f"{device.name} {device.uuid}")
     rig = CopyRig(device, total_bytes)
-    command = f"python -m bench.device {shlex.join(sys.argv[1:])}"
-    machine = {**describe({}), "command": command, "device": f"{device.name} {device.uuid}"}
     ceilings = rig.ceiling(True), rig.ceiling(False)
     rows = []
     for length in SIZES:
@@ -200,14 +197,11 @@ def main() -> int:
                 [size_text(length), shape, *(f"{r / 1e9:.2f}" for r in rates), *(f"{r:.2f}" for r in ratios)]
             )
     rig.close()
-    for name, value in machine.items():
-        print(f"{name}: {value}")
     print(
         f"ceiling: up {ceilings[0] / 1e9:.2f} GB/s, down {ceilings[1] / 1e9:.2f} GB/s (one piece of 64 MiB)\n"
     )
     print(render(["fragment", "places", "up GB/s", "down GB/s", "up / ceiling", "down / ceiling"], rows))
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "ceilings": ceilings, "rows": rows}, indent=1))
+    write_report(args.json, machine=machine, ceilings=ceilings, rows=rows)
     return 0
 
 

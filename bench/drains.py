@@ -16,7 +16,6 @@ import argparse
 import json
 import logging
 import random
-import shlex
 import signal
 import sys
 import tempfile
@@ -41,7 +40,7 @@ from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon
 
-from .machine import describe
+from .machine import print_machine
 
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=4, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
@@ -216,9 +215,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    logging.getLogger("kvtier.bench.drains").setLevel(
-        logging.ERROR
-    )  # a line for every drain and every return
+    if not arguments.json:
+        print_machine()
+    # Else a line for every drain and every return.
+    logging.getLogger("kvtier.bench.drains").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         outcome = Loop(Path(folder), arguments.seed).run(arguments.drains)
     drains = sorted(outcome.drain_s)
@@ -238,8 +238,6 @@ def main() -> int:
     if arguments.json:
         print(json.dumps(report))
     else:
-        print("\n".join(f"{label}: {text}" for label, text in describe({}).items() if label != "command"))
-        print(f"$ {shlex.join(['python', '-m', 'bench.drains', *sys.argv[1:]])}")
         for name, value in report.items():
             print(f"  {name:26} {value}")
     for failure in outcome.failures[:20]:

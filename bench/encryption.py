@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from bench.machine import describe
+from bench.machine import print_machine
 from bench.table import render
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.cold.engine import ColdStore
@@ -205,8 +205,7 @@ def main() -> int:
     parser.add_argument("--total", type=int, default=256, metavar="MIB")
     parser.add_argument("--rounds", type=int, default=7)
     chosen = parser.parse_args()
-    for name, value in describe({}).items():
-        print(f"{name}: {value}")
+    print_machine()
     with tempfile.TemporaryDirectory(dir=chosen.directory, prefix="kvtier-encryption-") as folder:
         compare(Path(folder), chosen.block * KIB, chosen.total * MIB, chosen.rounds)
     return 0

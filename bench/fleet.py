@@ -34,7 +34,7 @@ import xxhash
 
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
 
-from .machine import describe
+from .machine import print_machine
 
 GEOMETRY = Geometry(
     num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=16, dtype="bfloat16", layers_per_group=8
@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--tls", action="store_true", help="between the hosts")
     arguments = parser.parse_args()
     num_rounds, has_tls = arguments.rounds, arguments.tls
-    print("\n".join(f"{label:9}{value}" for label, value in describe({}).items()))
+    print_machine()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-fleet")))
         ports, gib = [free_port() for _ in range(3)], max(1, -(-num_rounds * PROMPT_BYTES * 3 // 2 >> 30))

@@ -25,7 +25,7 @@ import numpy as np
 from kvtier.clients import Client, ExpectedBlocks, Limits
 
 from .fleet import IDENTITY, NUM_BLOCKS, PROMPT_BYTES, START_S, daemon, data_of, free_port, names_of, touch
-from .machine import describe
+from .machine import print_machine
 
 NUM_CHUNKS, CHUNK_S = 4, 0.1
 LEAD_S = 0.2  # until the first chunk begins: both sides are ready then
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.handover")
     parser.add_argument("--rounds", type=int, default=8, help="prompts in each of the three ways")
     num_rounds = parser.parse_args().rounds
-    print("\n".join(f"{label:9}{value}" for label, value in describe({}).items()))
+    print_machine()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-handover")))
         ports = [free_port() for _ in range(2)]

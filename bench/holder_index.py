@@ -25,7 +25,7 @@ from kvtier.sources.directories.opening import open_index
 from kvtier.sources.directories.redis_index import DIGEST_BYTES, KEY_TTL_S, HolderIndex
 from tests.sources.directories.servers import REDIS, Server, redis_server
 
-from .machine import describe
+from .machine import print_machine
 
 NUM_WRITTEN, NUM_LOOKS = 20_000, 4000
 PREFIX = b"kvtier:kvtier:"
@@ -158,8 +158,7 @@ def main() -> None:
         used, memory = meter.since(), server.info("memory")
         num = arguments.hosts * arguments.bundles
         used_bytes, version = int(memory["used_memory"]), server.info("server")["redis_version"]
-        for name, value in describe({"redis": version}).items():
-            print(f"{name}: {value}")
+        print_machine({"redis": version})
         print(
             f"{num:,} bundles in {seconds:.0f} s, {used['redis_s'] / num * 1e6:.1f} us of Redis' processor "
             f"each; {used_bytes / 1e9:.2f} GB, {(used_bytes - empty_bytes) / num:.0f} bytes a bundle, "

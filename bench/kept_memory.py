@@ -11,9 +11,7 @@ as many threads as verify, in the same round. In the end every acknowledged bloc
 
 import argparse
 import os
-import shlex
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -28,7 +26,7 @@ from kvtier.appliance.host.adoption import NUM_THREADS
 from kvtier.clients import Client, Geometry, KvtierError, Namespace, NamespaceIdentity
 from tests.daemon import PATIENT, Daemon, is_alive
 
-from .machine import describe
+from .machine import print_machine
 from .table import render
 
 GEOMETRY = Geometry(num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=16, dtype="float16")
@@ -141,9 +139,7 @@ def main() -> None:
     parser.add_argument("--memory-gib", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
-    labels = describe({}) | {"command": shlex.join(["python", "-m", "bench.kept_memory", *sys.argv[1:]])}
-    for label, value in labels.items():
-        print(f"{label:>9}: {value}")
+    print_machine()
     rows = run(chosen.memory_gib, chosen.rounds)
     rows.append(tuple(float(np.median(column)) for column in zip(*rows, strict=True)))
     names = [f"round {number}" for number in range(1, chosen.rounds + 1)] + ["median"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
@@ -10,6 +11,7 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,6 +47,13 @@ def _version() -> str:
         return "not installed"
 
 
+def _command() -> str:
+    """Return the command that runs, as it is written in a checkout."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name.removesuffix(".__main__") if spec else "bench"
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+
+
 def describe(peers: dict[str, str]) -> dict[str, str]:
     """Return label -> value of machine, date, versions and command. `peers` maps each peer to its version."""
     memory_kib = int(_field("/proc/meminfo", "MemTotal").split()[0])
@@ -59,5 +68,18 @@ def describe(peers: dict[str, str]) -> dict[str, str]:
         "load": f"{load} before the first measurement",
         "python": platform.python_version(),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
-        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
+        "command": _command(),
     }
+
+
+def print_machine(peers: dict[str, str] | None = None, **more: str) -> dict[str, str]:
+    """Print what `describe` says and `more`, a line each; return both."""
+    machine = describe(peers or {}) | more
+    print("\n".join(f"{label:9}{value}" for label, value in machine.items()), flush=True)
+    return machine
+
+
+def write_report(path: Path | None, **parts: Any) -> None:
+    """Write the parts of a report as JSON, where a file was named."""
+    if path is not None:
+        path.write_text(json.dumps(parts, indent=1) + "\n")

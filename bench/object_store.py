@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.machine import describe
+from bench.machine import print_machine, write_report
 from bench.table import render
 from kvtier.appliance.transfer.object_edge import EPOCH_DAYS
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
@@ -353,7 +353,7 @@ def main() -> int:
     parser.add_argument("--bundles", type=int, default=8, help=f"of a chain, {BUNDLE_BYTES >> 20} MiB each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and rows to FILE")
     arguments = parser.parse_args()
-    machine = describe({}) | {"command": f"python -m bench.object_store {' '.join(sys.argv[1:])}".strip()}
+    machine = print_machine()
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         url, cluster = arguments.url, None
@@ -376,8 +376,6 @@ def main() -> int:
         began_at = time.time()
         rows = measure(Bench(store, first, second, arguments.bundles), arguments.rounds, cluster)
         told = long_steps(steps, began_at)
-    for key, value in machine.items():
-        print(f"{key:9}{value}")
     cells = [
         [
             one.what,
@@ -390,9 +388,7 @@ def main() -> int:
     ]
     print("\n" + render(["what", "kvtier", "beside it", "ratio", "rounds"], cells))
     print(f"\n{told}")
-    if arguments.json:
-        report = {"machine": machine, "rows": [asdict(one) for one in rows]}
-        arguments.json.write_text(json.dumps(report, indent=1))
+    write_report(arguments.json, machine=machine, rows=[asdict(one) for one in rows])
     return 0
 
 

@@ -16,7 +16,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,10 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.machine import describe
+from bench.machine import ROOT, print_machine, write_report
 from bench.object_store import Host
 from bench.object_store_prompts import HEAD_DIM, NUM_HEADS, NUM_LAYERS, TOKEN_BYTES, payload
-from bench.peers import ROOT
 from bench.table import render
 from kvtier.clients import Geometry, NamespaceIdentity
 from kvtier.sources.objects.limits import BUNDLE_TOKENS
@@ -215,10 +213,7 @@ def main() -> int:
         parser.error(f"--tokens {bad[0]}: write multiples of {BUNDLE_TOKENS}")
     if os.environ.pop("KVTIER_S3_ENDPOINT", None) and why_not():
         parser.error("the gateway has to be started here, to count its requests; install ceph and radosgw")
-    machine = describe({}) | {
-        "command": f"python -m bench.object_store_peer {' '.join(sys.argv[1:])}".strip(),
-        "prompts": f"{TOKEN_BYTES >> 10} KiB a token",
-    }
+    machine = print_machine(prompts=f"{TOKEN_BYTES >> 10} KiB a token")
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         running: Gateway = stack.enter_context(gateway(folder / "ceph", VIRTUAL_HOSTS))
@@ -229,13 +224,9 @@ def main() -> int:
             theirs = LMCache(arguments.lmcache, f"{BUCKET}:{running.endpoint.rpartition(':')[2]}")
         ours = Kvtier(folder, f"s3://{BUCKET}/kv")
         rows = measure(ours, theirs, Meter(folder / "ceph"), lengths, arguments.rounds)
-    for key, value in machine.items():
-        print(f"{key:9}{value}")
     headings = ["tokens", "by", "seconds", "rounds", "requests", "MiB read"]
     print("\n" + render(headings, [cells(row) for row in rows]))
-    if arguments.json:
-        report = {"machine": machine, "rows": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(report, indent=1))
+    write_report(arguments.json, machine=machine, rows=[asdict(row) for row in rows])
     return 0
 
 

@@ -45,7 +45,7 @@ from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import kvcache_pb2_grpc, types_pb2
 from tests.daemon import Daemon
 
-from .machine import ROOT, describe
+from .machine import ROOT, print_machine, write_report
 from .table import render
 
 BLOCK_GEOMETRY = types_pb2.Geometry(
@@ -129,8 +129,7 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.loads) - set(LOADS):
         parser.error(f"unknown load {', '.join(sorted(unknown))}; known: {', '.join(LOADS)}")
-    machine = describe({}) | {"command": f"python -m bench.overload {' '.join(sys.argv[1:])}"}
-    print("\n".join(f"{label:9}{value}" for label, value in machine.items()), flush=True)
+    machine = print_machine()
     found = []
     with tempfile.TemporaryDirectory() as name:
         scene = Scene(Path(name), is_patient=not args.impatient, is_grpc=args.grpc, is_pinned=args.pin)
@@ -140,10 +139,7 @@ def main() -> None:
         finally:
             scene.close()
     print(report(found))
-    if args.json:
-        args.json.write_text(
-            json.dumps({"machine": machine, "rows": [asdict(row) for row in found]}, indent=1)
-        )
+    write_report(args.json, machine=machine, rows=[asdict(row) for row in found])
 
 
 class Scene:

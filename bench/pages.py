@@ -17,7 +17,6 @@ import argparse
 import json
 import logging
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from typing import Any
 
 import grpc
 
-from bench.machine import ROOT, describe
+from bench.machine import ROOT, print_machine, write_report
 from bench.table import render
 from kvtier.appliance.config import Settings
 from kvtier.v1 import admin_pb2, types_pb2
@@ -212,6 +211,7 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.cases.split(",")) - set(CASES):
         parser.error(f"unknown cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    machine = print_machine()
     all_found, failed = [], False
     for case in args.cases.split(","):
         with tempfile.TemporaryDirectory(dir=args.path) as folder:
@@ -227,9 +227,6 @@ def main() -> int:
             ) as problem:
                 print(f"{case}: {problem!r}", file=sys.stderr)  # the others may say something all the same
                 failed = True
-    machine = {**describe({}), "command": f"python -m bench.pages {shlex.join(sys.argv[1:])}"}
-    for name, value in machine.items():
-        print(f"{name}: {value}")
     print()
     print(
         render(
@@ -239,8 +236,7 @@ def main() -> int:
     print(
         "\nwarm: torch's time by ours (bar 0.9); the others: first layer's time by the last one's (bar 0.25)"
     )
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "cases": all_found}, indent=1))
+    write_report(args.json, machine=machine, cases=all_found)
     is_right = all((found.get("get") or found["layers"])["is_same"] for found in all_found)
     return int(failed or not is_right)
 

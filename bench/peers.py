@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from bench.machine import ROOT
+
 DEFAULT_DIR = ROOT / ".cache" / "peers"
 
 TORCH = "torch==2.13.0"

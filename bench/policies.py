@@ -26,7 +26,7 @@ from kvtier.policies.costs import CostModel
 from kvtier.policies.registry import EVICTION
 from kvtier.tiers.block import Geometry, Tier, Urgency
 
-from .machine import describe
+from .machine import print_machine
 from .table import render
 
 GEOMETRY = Geometry(num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=16, dtype="float16")
@@ -221,9 +221,7 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.policies) - set(real):
         parser.error(f"unknown policy {', '.join(sorted(unknown))}; known: {', '.join(real)}")
-    command = f"python -m bench.policies {' '.join(args.policies)}".strip()
-    command += f" --blocks {args.blocks} --chain {args.chain} --told {args.told} --evictions {args.evictions}"
-    print("\n".join(f"{label:9s}{value}" for label, value in {**describe({}), "command": command}.items()))
+    print_machine()
     gc.set_threshold(*COLLECTED_AFTER)  # as the daemon does
     rows = []
     for each in args.policies or real:

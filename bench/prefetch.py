@@ -18,7 +18,6 @@ dram, and prefill, which no cache can shorten by prefetching.
 import argparse
 import math
 import multiprocessing
-import shlex
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,7 @@ from random import Random
 
 import numpy as np
 
-from bench.machine import describe
+from bench.machine import print_machine
 from bench.oracle import OraclePrefetch
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.options import PlannerOptions
@@ -254,8 +253,7 @@ def main() -> int:
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.only else None
     cases = [case for case in CASES if wanted is None or case.name.split()[0].strip(",") in wanted]
-    command = shlex.join(["python", "-m", "bench.prefetch", *sys.argv[1:]])
-    print("\n".join(f"{label:9s}{value}" for label, value in {**describe({}), "command": command}.items()))
+    print_machine()
     print(
         f"{'':20} {'there':>6} {'p50':>8} {'p95':>8} {'mean':>8} {'wait p50':>9} {'p95':>8} {'begun':>7} "
         f"{'used':>6} {'wasted':>6} {'read':>7} cpu"

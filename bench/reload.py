@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import random
-import shlex
 import signal
 import sys
 import tempfile
@@ -37,7 +36,7 @@ from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon
 
-from .machine import describe
+from .machine import print_machine
 
 MIB = 1 << 20
 GEOMETRY = Geometry(
@@ -318,6 +317,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if not arguments.json:
+        print_machine()
     with tempfile.TemporaryDirectory() as folder:
         outcome = play(Path(folder), arguments.reloads, arguments.seed)
     applied = sorted(outcome.apply_s)
@@ -336,8 +337,6 @@ def main() -> int:
     if arguments.json:
         print(json.dumps(report))
     else:
-        print("\n".join(f"{label}: {text}" for label, text in describe({}).items()))
-        print(f"$ {shlex.join(['python', '-m', 'bench.reload', *sys.argv[1:]])}")
         for name, value in report.items():
             print(f"  {name:24} {value}")
     for failure in outcome.failures[:20]:

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bench.peers import ROOT, is_installed, python_of
+from bench.machine import ROOT
+from bench.peers import is_installed, python_of
 
 Answer = dict[str, Any]
 

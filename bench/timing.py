@@ -26,7 +26,6 @@ import hashlib
 import math
 import os
 import random
-import shlex
 import sys
 import tempfile
 import time
@@ -46,7 +45,7 @@ from kvtier.v1.conversions import identity_to_wire
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from tests.daemon import Daemon
 
-from .machine import describe
+from .machine import print_machine
 from .table import render
 
 GEOMETRY = Geometry(num_layers=1, num_kv_heads=1, head_dim=32, block_tokens=16, dtype="bfloat16")
@@ -281,6 +280,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, action="append", help="likewise; all three unless given")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
+    print_machine()
     rng, rows = random.Random(chosen.seed), []
     kinds: Sequence[str] = chosen.kind or KINDS
     with tempfile.TemporaryDirectory() as name:
@@ -293,9 +293,6 @@ def main() -> None:
                     for kind in kinds:
                         row.areas[kind].append(measure(folder, chosen.prompts, rng, way, call, kind))
                 print(f"{call}, {way}: {row.areas}", file=sys.stderr, flush=True)
-    labels = describe({}) | {"command": shlex.join(["python", "-m", "bench.timing", *sys.argv[1:]])}
-    for label, value in labels.items():
-        print(f"{label:>9}: {value}")
     deviation = chance(chosen.prompts, chosen.rounds)
     print("\nArea under the ROC curve of `the slower ones are stored`; 0.5: the clock says nothing.")
     print(

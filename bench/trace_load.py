@@ -22,7 +22,7 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from bench.machine import describe
+from bench.machine import print_machine
 from kvtier import Client
 from kvtier.appliance.replay.outcomes import Outcome
 from kvtier.appliance.replay.readers import read_trace
@@ -53,8 +53,7 @@ class Played:
 
 def main() -> int:
     args = parse()
-    machine = describe({}) | {"command": f"python -m bench.trace_load {' '.join(sys.argv[1:])}"}
-    print("\n".join(f"{label:9}{value}" for label, value in machine.items()))
+    print_machine()
     print()
     trace = read_trace(args.trace) if args.trace else generate(args.seed, args.requests)
     trace = small(trace.stretch(args.skip, min(args.skip + args.requests, trace.num_requests)))

@@ -18,7 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from bench.compression.train import RECIPES, folder_of, is_trained, train
-from bench.machine import describe
+from bench.machine import print_machine
 from bench.table import render
 from kvtier.appliance.calibrate.allocation import allocate
 from kvtier.appliance.calibrate.coding import KINDS, Coders, Kind, menu
@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=16, help="of 1,024 tokens to measure on")
     parser.add_argument("--asked", type=int, default=72, help="of 1,024 tokens, held out")
     args = parser.parse_args()
-    print("\n".join(f"{label:9}{value}" for label, value in describe({}).items()))
+    print_machine()
     for name in args.recipes:
         if not is_trained(name):
             train(name, RECIPES[name])

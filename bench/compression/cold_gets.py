@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.machine import describe
+from bench.machine import print_machine
 from bench.table import render
 from kvtier import KvtierError
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
@@ -126,8 +126,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
     arguments = parser.parse_args()
-    for label, value in describe({}).items():
-        print(f"{label:9}{value}")
+    print_machine()
     data = blocks_like_kv(arguments.blocks, seed=1)
     into = np.empty_like(data)
     total = arguments.chains * data.nbytes

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.compression.lossless import MODEL, CodecRound, capture, code, speed_of
-from bench.machine import ROOT, describe
+from bench.machine import ROOT, print_machine
 from bench.peers import is_installed, python_of
 from bench.table import render
 from kvtier.tiers.codecs.base import Codec, Shape
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=6)
     arguments = parser.parse_args()
-    print("\n".join(f"{label:9}{value}" for label, value in describe({}).items()))
+    print_machine()
     fragments, shape = capture(arguments.model, arguments.tokens, arguments.mebibytes << 20)
     print(f"\n{len(fragments)} fragments of {shape.raw_bytes} bytes: {shape}")
     codecs = codecs_for(shape)

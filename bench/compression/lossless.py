@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.machine import ROOT, describe
+from bench.machine import ROOT, print_machine
 from bench.table import render
 from kvtier.tiers.codecs.base import Codec, DoesNotFit, Shape
 from kvtier.tiers.codecs.exact.float8 import MANTISSAS
@@ -192,8 +192,7 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    for label, value in describe({}).items():
-        print(f"{label:9}{value}")
+    print_machine()
     for num_tokens in arguments.tokens:
         wanted = arguments.mebibytes << (20 if arguments.dtype == "bfloat16" else 21)
         fragments, shape = capture(arguments.model, num_tokens, wanted)

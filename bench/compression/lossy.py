@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from bench.machine import describe
+from bench.machine import print_machine
 from bench.table import render
 from kvtier.tiers.codecs.base import Shape
 from kvtier.tiers.codecs.lossy.profile import Coder, Profile, uniform_rules
@@ -68,8 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    for label, value in describe({}).items():
-        print(f"{label:9}{value}")
+    print_machine()
     rows = []
     for shape in SHAPES:
         for coder, bits in CODERS:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.compression.cold_gets import GEOMETRY, MIB, WAIT_S, blocks_like_kv
-from bench.machine import describe
+from bench.machine import print_machine
 from bench.table import render
 from kvtier import KvtierError
 from kvtier.clients import Client, Namespace, NamespaceIdentity
@@ -160,8 +160,7 @@ def main() -> None:
         words = ["unshare", "--net", sys.executable, "-m", "bench.compression.streams", *sys.argv[1:]]
         os.execvp(words[0], words)
     ask_for_short_slices()
-    for label, value in describe({}).items():
-        print(f"{label:9}{value}")
+    print_machine()
     data = blocks_like_kv(arguments.blocks, seed=1)
     into = np.zeros_like(data)
     for rate in arguments.rates:

@@ -6,7 +6,6 @@ Run it with the environment that `make test-vllm` makes. A benchmark reports, it
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,8 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.machine import print_machine, write_report
 from bench.vllm import fleet, new_host, overhead, recovery, ttft
-from bench.vllm.measure import machine
+from bench.vllm.measure import versions
 from bench.vllm.priority import use_priority
 from examples.network import LINK
 
@@ -103,9 +103,7 @@ def main() -> None:
         print(overhead.report([one for file in args.pool for one in overhead.read(file)]))
         return
     use_priority(args.niceness, args.lock)
-    where = machine()
-    for label, value in where.items():
-        print(f"{label:9}{value}")
+    machine = print_machine(versions())
     results: dict[str, list[dict[str, Any]]] = {}
     for section in args.sections:
         began_at_s = time.monotonic()
@@ -114,8 +112,7 @@ def main() -> None:
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())
         print(f"\n{TITLES[section]}  [{time.monotonic() - began_at_s:.0f} s, load {load} at its end]")
         print(REPORT[section](samples), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps({"machine": where, "results": results}, indent=1))
+    write_report(args.json, machine=machine, results=results)
 
 
 if __name__ == "__main__":

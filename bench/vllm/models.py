@@ -14,7 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from bench.machine import ROOT
+
 FOLDER = Path(os.environ.get("KVTIER_VLLM_MODELS", ROOT / ".cache" / "vllm-models"))
 VOCABULARY = 512
 FIRST_TOKEN = 3  # 0, 1, 2 are begin, end and padding

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bench.machine import ROOT
 from bench.vllm import models
 from bench.vllm.options import EngineOptions, environment_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 START_S = 300.0  # an engine takes 20 s on an idle machine, and much longer on a busy one
 STOP_S = 30.0
 Answer = dict[str, Any]

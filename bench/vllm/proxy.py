@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.fleet import free_port
+from bench.machine import print_machine
 from bench.table import render
 from bench.vllm.appliance import ApplianceProcess
-from bench.vllm.measure import machine
+from bench.vllm.measure import versions
 from bench.vllm.models import FIRST_TOKEN, FOLDER, VOCABULARY
 from bench.vllm.options import EngineOptions, environment_of, kvtier_connector
 
@@ -241,7 +242,7 @@ def main() -> None:
     parser.add_argument("proxy", type=Path, help="toy_proxy_server.py, out of vLLM's sources")
     parser.add_argument("--nixl", action="store_true", help="NixlConnector beside, under MultiConnector")
     args = parser.parse_args()
-    print("\n".join(f"{label:9}{value}" for label, value in machine().items()))
+    print_machine(versions())
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-proxy-")))
         rows = run(Scene(stack, args.proxy, folder, args.nixl))

@@ -15,11 +15,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from bench.machine import ROOT
 from bench.table import render
 from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.options import kvtier_connector
 from bench.vllm.overhead import NEW_TOKENS, PROMPT_TOKENS, switched, turn, workload
-from bench.vllm.process import ROOT, EngineProcess
+from bench.vllm.process import EngineProcess
 from bench.vllm.ttft import MID, ask, prompts, warm_up
 
 HERE = "this one"

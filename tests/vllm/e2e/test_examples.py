@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bench.vllm.process import ROOT
+from bench.machine import ROOT
 
 from .rig import FULL
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.machine import ROOT
 from bench.vllm.appliance import ApplianceProcess
-from bench.vllm.process import ROOT, EngineProcess, Output
+from bench.vllm.process import EngineProcess, Output
 from kvtier.clients.vllm.versions import TESTED, minor_of
 
 from ..e2e.comparison import difference
