@@ -9,6 +9,9 @@ at once, as a failed store or a miss, because it holds LMCache's memory while it
 until LMCache's unlock was rejected: LMCache forgets locks of requests that die, and a load that finds
 a chunk gone is a miss, which the interface allows.
 
+Chunks of one model, size and dtype share a namespace; rank, object group and salt are in their names. A
+namespace for each rank was rejected: a daemon has 1,024, and LMCache's own benchmark numbers a rank per key.
+
 kvtier bounds and evicts by itself, so this adapter reports no capacity and LMCache runs no eviction over it.
 """
 
@@ -73,7 +76,7 @@ class KvtierL2Adapter(L2AdapterInterface):
         if self._options.weights:
             self._options.weights_digest("")  # says now that there are none
         self._weights: dict[str, bytes] = {}  # digest by model
-        self._kinds: dict[tuple[str, int, int, int, str], ChunkKind] = {}  # by place and form
+        self._kinds: dict[tuple[str, int, str], ChunkKind] = {}  # by model and form
         self._forms: dict[Place, Form] = {}  # last seen
         self._lock = threading.Lock()
         self._next_task = 0
@@ -227,14 +230,13 @@ class KvtierL2Adapter(L2AdapterInterface):
             if form is None:
                 self.guard.count(UNKNOWN_FORM)
                 continue
-            place = _place_of(key)
-            self._forms[place] = form
-            kind = self._kinds.get((*place, *form))
+            self._forms[_place_of(key)] = form
+            kind = self._kinds.get((key.model_name, *form))
             if kind is None:
                 num_bytes, dtype = form
-                layout = f"mp rank={key.kv_rank:#x} group={key.object_group_id} {dtype}"
                 weights = self._weights_digest(key.model_name)
-                kind = self._kinds[*place, *form] = ChunkKind(key.model_name, num_bytes, 1, layout, weights)
+                kind = ChunkKind(key.model_name, num_bytes, 1, f"mp {dtype}", weights)
+                self._kinds[key.model_name, *form] = kind
             members.setdefault(kind, []).append(number)
         return members
 

@@ -184,6 +184,16 @@ def test_ranks_groups_salts_and_dtypes_never_meet(adapter: Any) -> None:
     assert all(equal(back, objects))
 
 
+def test_ranks_and_groups_take_no_namespaces(adapter: Any) -> None:
+    """LMCache's own `bench l2` gives each key a rank of its own; a daemon has 1,024 namespaces."""
+    keys = [keys_of(1, "rank", rank=rank, group=rank % 3)[0] for rank in range(1100)]
+    objects, back = objects_of(1100, seed=11), objects_of(1100)
+    assert store(adapter, keys, objects).is_successful()
+    assert lookup(adapter, keys) == list(range(1100))
+    assert load(adapter, keys, back) == list(range(1100))
+    assert all(equal(back, objects))
+
+
 def test_another_server_finds_them_by_the_layout_it_is_told(adapter: Any, daemon: Daemon) -> None:
     keys, objects, back = keys_of(3, "restart"), objects_of(3, seed=5), objects_of(3)
     store(adapter, keys, objects)
