@@ -228,7 +228,7 @@ class PrefetchRequested:
 
     call: int
     client: int
-    namespace_id: int
+    namespace_id: int  # 0: in all namespaces of the client's domain
     prefix_hashes: Sequence[bytes]
     target: Tier | None = None  # None: where puts land
     deadline_at: float = float("inf")

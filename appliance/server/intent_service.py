@@ -54,7 +54,8 @@ class IntentService:
         cache = self._cache
         client = cache.client_of(caller, request.client_id)
         hashes = cache.chain(request.prefix_hashes)
-        cache.identity_of(caller, request.namespace_id)
+        if request.namespace_id:
+            cache.identity_of(caller, request.namespace_id)
         device_tier, put_tier = cache.ladder.device_tier, cache.ladder.put_tier
         target = checks.tier("target", request.target, cache.tiers, put_tier)
         if target not in (device_tier, put_tier):

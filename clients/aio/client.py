@@ -230,12 +230,15 @@ class AsyncClient(AsyncDriver):
 
     async def prefetch(
         self,
-        namespace: Namespace,
+        namespace: Namespace | None,
         hashes: Sequence[bytes] | bytes,
         target: Tier | str = Tier.DRAM,
         deadline_s: float | None = None,
     ) -> Prefetch:
-        """Promote the stored prefix before it is asked for. Returns at once."""
+        """Promote the stored prefix before it is asked for. Returns at once.
+
+        Without a namespace it is promoted in all of this client's isolation domain: what a router asks that
+        knows a prompt's names, and not what engines run (`vllm.names.block_names`)."""
         return await self.run(partial(self.operations.prefetch, namespace, hashes, target, deadline_s))
 
     async def session(

@@ -248,7 +248,11 @@ class FakeServer:
         return pb.UnpinResponse()
 
     def _on_prefetch(self, attachment: Attachment, request: Any) -> Any:
-        return pb.PrefetchResponse(num_blocks=len(self._stored(request)), num_promoted=0)
+        if request.namespace_id:
+            return pb.PrefetchResponse(num_blocks=len(self._stored(request)))
+        names, store = _split(request.prefix_hashes), self.state.store
+        found = [store.prefix(one.namespace_id, names) for one in self.state.namespaces.values()]
+        return pb.PrefetchResponse(num_blocks=max(map(len, found), default=0))
 
     def _on_update_session(self, attachment: Attachment, request: Any) -> Any:
         created = request.session_id not in self.state.sessions

@@ -214,10 +214,14 @@ class Operations:
         yield from self.call(attachment, "Unpin", request, self.deadline(None))
 
     def prefetch(
-        self, namespace: Namespace, hashes: Any, target: Tier | str, deadline_s: float | None
+        self, namespace: Namespace | None, hashes: Any, target: Tier | str, deadline_s: float | None
     ) -> Operation[Prefetch]:
         """Promote the stored prefix to `target`."""
-        attachment, namespace_id = yield from self.begin(namespace)
+        namespace_id = 0
+        if namespace is None:
+            attachment: Attachment = yield Attach()
+        else:
+            attachment, namespace_id = yield from self.begin(namespace)
         request = kvcache_pb2.PrefetchRequest(
             client_id=attachment.client_id,
             namespace_id=namespace_id,

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -377,6 +378,13 @@ def test_pin_and_unpin(client: Any, namespace: Namespace) -> None:
 def test_prefetch_tells_the_stored_prefix(client: Any, namespace: Namespace) -> None:
     client.put(namespace, chain(2), payload(2))
     assert client.prefetch(namespace, chain(3)).num_blocks == 2
+
+
+def test_prefetch_looks_in_all_namespaces_of_the_domain(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(2), payload(2))
+    client.register(replace(namespace.identity, shard="of another rank"))
+    assert client.prefetch(None, chain(3)).num_blocks == 2
+    assert client.prefetch(None, chain(3, "never stored")).num_blocks == 0
 
 
 def test_session_from_first_turn_to_end(client: Any, namespace: Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from ....policies.base import Expected
 from ....tiers.block import Urgency, tenant_of
+from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..events import PinRequested, PrefetchRequested
 from ..promotion.loads import Loads
@@ -25,24 +26,36 @@ class PlacementRequests:
         self._prefetching = prefetching
 
     def prefetch(self, event: PrefetchRequested) -> None:
-        """Promote a stored prefix for no session."""
-        checked = self._requests.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
-        if checked is None:
+        """Promote a stored prefix for no session; without a namespace in all of the client's domain."""
+        namespaces = self._namespaces_of(event)
+        if namespaces is None:
             return
-        rows = stored_prefix(self._core.catalog, checked[1], event.prefix_hashes)
+        chains = [stored_prefix(self._core.catalog, one, event.prefix_hashes) for one in namespaces]
+        promoted = sum(self._bring(event, rows) for rows in chains)
+        self._core.story.count("blocks_prefetched", promoted)
+        self._requests.reply(event.call, PrefetchResult(max(map(len, chains), default=0), promoted))
+
+    def _namespaces_of(self, event: PrefetchRequested) -> list[NamespaceEntry] | None:
+        """Return where a prefetch looks; None when it was refused."""
+        client = self._requests.client(event.client)
+        if event.namespace_id or client is None:
+            checked = self._requests.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
+            return None if checked is None else [checked[1]]
+        first = event.prefix_hashes[0] if event.prefix_hashes else b""
+        namespaces = self._core.catalog.namespaces.values()
+        return [one for one in namespaces if first in one.rows and one.identity.domain == client.domain]
+
+    def _bring(self, event: PrefetchRequested, rows: list[int]) -> int:
         device_tier = self._core.ladder.device_tier
         if event.target == device_tier and device_tier in self._core.rooms:
             promoted = sum(
                 self._loads.promote(row, device_tier, Urgency.WAITING, event.deadline_at) for row in rows
             )
             self._loads.start(Urgency.WAITING, event.deadline_at)
-        else:
-            window_s = self._core.options.prefetch_window_s
-            latest = event.deadline_at if event.deadline_at < float("inf") else self._core.now
-            expected = Expected(rows, latest + window_s, "a client asked")
-            promoted = self._prefetching.bring(expected, Urgency.WAITING)
-        self._core.story.count("blocks_prefetched", promoted)
-        self._requests.reply(event.call, PrefetchResult(len(rows), promoted))
+            return promoted
+        window_s = self._core.options.prefetch_window_s
+        latest = event.deadline_at if event.deadline_at < float("inf") else self._core.now
+        return self._prefetching.bring(Expected(rows, latest + window_s, "a client asked"), Urgency.WAITING)
 
     def pin(self, event: PinRequested) -> None:
         """Keep a stored prefix at or above a floor tier."""

@@ -1161,6 +1161,7 @@ class PrefetchRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     namespace_id: _builtins.int
+    """0: all of the caller's isolation domain, for callers that only know names"""
     prefix_hashes: _builtins.bytes
     target: _types_pb2.Tier.ValueType
     """0 means dram"""
@@ -1189,9 +1190,9 @@ class PrefetchResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_PROMOTED_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
-    """stored prefix"""
+    """stored prefix, the longest one of all namespaces"""
     num_promoted: _builtins.int
-    """blocks a promotion was queued for"""
+    """blocks a promotion was queued for, of all namespaces"""
     def __init__(
         self,
         *,

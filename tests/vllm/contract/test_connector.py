@@ -42,6 +42,7 @@ from kvtier.clients.vllm import engine
 from kvtier.clients.vllm.connector import KvtierConnector
 from kvtier.clients.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata
 from kvtier.clients.vllm.metrics import KvtierStats
+from kvtier.clients.vllm.names import block_names
 from kvtier.clients.vllm.plan import Ack, Acks, Load
 from kvtier.clients.vllm.scheduler.announcer import Block
 from kvtier.clients.vllm.scheduler.lookups import LookupAnswer, PendingLookup
@@ -120,6 +121,22 @@ def request(num_tokens: int, name: str = "r", salt: str | None = None) -> Reques
         block_hasher=get_request_block_hasher(BLOCK, hash_fn),
         cache_salt=salt,
     )
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+def test_names_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "7")  # 0.28 has no stable names without
+    hash_fn = get_hash_fn_by_name(algorithm)
+    init_none_hash(hash_fn)
+    tokens = [0, 23, 24, 255, 256, 65_536, 151_000, *range(3 * BLOCK)]
+    hasher = get_request_block_hasher(BLOCK, hash_fn)
+    own = Request("r", tokens, SamplingParams(max_tokens=4), None, block_hasher=hasher).block_hashes
+    assert block_names(tokens, BLOCK, algorithm=algorithm, seed="7") == list(own)
+    if engine.NAMES_ARE_STABLE:
+        monkeypatch.delenv("PYTHONHASHSEED")
+        init_none_hash(hash_fn)
+        own = Request("r", tokens, SamplingParams(max_tokens=4), None, block_hasher=hasher).block_hashes
+        assert block_names(tokens, BLOCK, algorithm=algorithm) == list(own)
 
 
 class LookupAgent:

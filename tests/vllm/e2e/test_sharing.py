@@ -1,5 +1,6 @@
 """Engines on one host share what each of them computed, and what is common is kept once."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,9 +9,12 @@ import pytest
 from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess
+from kvtier.clients import Client
+from kvtier.clients.vllm import names as names_of
+from kvtier.clients.vllm.names import block_names
 
 from .. import patience
-from .comparison import exact_difference
+from .comparison import difference, exact_difference
 from .rig import FULL, SEED, SMALL, settled
 from .traffic import Traffic
 
@@ -79,6 +83,25 @@ def test_what_kv_hints_say_of_tokens_reaches_the_blocks(
     assert loaded.num_cached > 0
     assert loaded.tokens == computed.tokens
     assert appliance.status().counters["blocks_with_retention"] > saved, "with what is found"
+
+
+def test_what_a_router_announces_by_its_tokens_comes_up_before_it_is_asked_for(
+    appliance: ApplianceProcess, engines: tuple[EngineProcess, EngineProcess]
+) -> None:
+    first, second = engines
+    tokens = Traffic(SEED + 3, SMALL.block_tokens, max_tokens=900).words(9 * SMALL.block_tokens + 1)
+    (computed,) = first.generate({"tokens": tokens, "num_new": 2})
+    settled(first, appliance)
+    appliance.leave_dram()
+    with Client(appliance.target) as router:
+        names = block_names(tokens, SMALL.block_tokens, seed=os.environ.get("PYTHONHASHSEED", names_of.SEED))
+        announced = router.prefetch(None, names)
+        assert announced.num_blocks == announced.num_promoted == 9
+    (found,) = second.generate({"tokens": tokens, "num_new": 2})
+    assert found.num_cached == 9 * SMALL.block_tokens
+    assert not difference(computed, found)
+    counters = appliance.status().counters
+    assert counters["prefetch_used"] + counters["prefetch_late"] == 9, "late: asked for on its way"
 
 
 def test_a_shared_system_prompt_is_kept_once(

@@ -233,6 +233,17 @@ def test_what_a_client_asks_for_is_counted_too() -> None:
     assert rig.planner.story.counters["prefetch_used_after_window"] == 2
 
 
+def test_a_client_that_names_no_namespace_asks_all_of_its_domain() -> None:
+    rig, chain = cold()
+    rig.do(ev.ClientOpened(9, "of another domain", True, "another"))
+    rig.do(ev.PrefetchRequested(call := rig.call(), 9, 0, chain))
+    assert (rig.answer(call).num_blocks, rig.answer(call).num_promoted) == (0, 0)
+    rig.do(ev.PrefetchRequested(call := rig.call(), CLIENT, 0, chain))
+    assert (rig.answer(call).num_blocks, rig.answer(call).num_promoted) == (2, 2)
+    rig.do(ev.PrefetchRequested(call := rig.call(), 77, 0, chain))
+    assert rig.answer(call).reason == "UNKNOWN_CLIENT"
+
+
 def test_a_failed_copy_is_no_waste() -> None:
     rig, chain = cold()
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain))
