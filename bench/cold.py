@@ -20,12 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import numpy as np
@@ -52,6 +54,13 @@ class Filled:
     labels: list[FragmentLabel]
     places: list[int]
     buffers: list[list[memoryview]]
+
+
+class Speed(NamedTuple):
+    """What a measurement gave."""
+
+    gb_s: float
+    cpu_s_per_gb: float  # of this process
 
 
 def aligned(num_bytes: int) -> memoryview:
@@ -101,8 +110,8 @@ def empty(state: Filled) -> None:
     state.labels, state.places = [], []
 
 
-def write_all(state: Filled, total: int) -> float:
-    """Write `total` bytes with all threads; return GB/s."""
+def write_all(state: Filled, total: int) -> Speed:
+    """Write `total` bytes with all threads."""
     empty(state)
     own_labels = [[make_label(i, view) for i, view in enumerate(own)] for own in state.buffers]
     batch = len(state.buffers[0])
@@ -124,16 +133,16 @@ def write_all(state: Filled, total: int) -> float:
         for items in jobs[thread :: len(state.buffers)]:
             assert all(outcome.cause is None for outcome in state.store.write_batch(items))
 
-    seconds = timed(len(state.buffers), work)
+    speed = timed(len(state.buffers), work, len(jobs) * batch * block)
     for place in state.places:
         state.room.settle(place)
     for number in state.room.take_segments_to_seal():
         assert state.store.seal(number)
-    return len(jobs) * batch * block / seconds / 1e9
+    return speed
 
 
-def read_some(state: Filled, total: int, seed: int) -> float:
-    """Read and verify `total` bytes at random places with all threads; return GB/s."""
+def read_some(state: Filled, total: int, seed: int) -> Speed:
+    """Read and verify `total` bytes at random places with all threads."""
     block, batch = len(state.buffers[0][0]), len(state.buffers[0])
     num_batches = max(1, total // block // batch // len(state.buffers))  # of each thread
 
@@ -145,16 +154,17 @@ def read_some(state: Filled, total: int, seed: int) -> float:
             items = [(state.places[i], state.labels[i], view) for i, view in zip(chosen, own, strict=True)]
             assert all(outcome.cause is None for outcome in state.store.read_batch(items))
 
-    seconds = timed(len(state.buffers), work)
-    return num_batches * batch * len(state.buffers) * block / seconds / 1e9
+    return timed(len(state.buffers), work, num_batches * batch * len(state.buffers) * block)
 
 
-def timed(threads: int, work: Callable[[int], None]) -> float:
+def timed(threads: int, work: Callable[[int], None], num_bytes: int) -> Speed:
+    """Run `work` in each thread, which moves `num_bytes` in all."""
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda _: None, range(threads)))
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         list(pool.map(work, range(threads)))
-        return time.perf_counter() - began
+        seconds, cores_s = time.perf_counter() - began, time.process_time() - used
+    return Speed(num_bytes / seconds / 1e9, cores_s / num_bytes * 1e9)
 
 
 def fio(directory: Path, mode: str, block: int, jobs: int, total: int, seed: int) -> float:
@@ -180,16 +190,19 @@ def compare(directory: Path, block: int, threads: int, total: int, rounds: int, 
     has_fio = shutil.which("fio") is not None
     folder = directory / "fio"
     folder.mkdir()
-    figures: dict[str, list[float]] = {"write": [], "read": [], "fio write": [], "fio read": []}
+    figures: defaultdict[str, list[float]] = defaultdict(list)
     with filled(directory, block, total, max(1, batch_bytes // block), threads) as state:
         for turn in range(-1, rounds):  # the first turn writes every file once and does not count
-            found = {"write": write_all(state, total)}
+            speeds = {"write": write_all(state, total)}
+            found: dict[str, float] = {}
             if has_fio:
                 found["fio write"] = fio(folder, "write", block, threads, total, turn + 2)
-            found["read"] = read_some(state, total, turn)
+            speeds["read"] = read_some(state, total, turn)
             if has_fio:
                 found["fio read"] = fio(folder, "randread", block, threads, total, turn + 2)
             if turn >= 0:
+                for mode, speed in speeds.items():
+                    found[mode], found[f"{mode} cpu"] = speed
                 for name, value in found.items():
                     figures[name].append(value)
     shutil.rmtree(folder)
@@ -199,6 +212,7 @@ def compare(directory: Path, block: int, threads: int, total: int, rounds: int, 
         if has_fio:
             theirs = statistics.median(figures[f"fio {mode}"])
             text += f"   fio{theirs:7.2f} GB/s   ratio {ours / theirs:5.2f}"
+        text += f"   {statistics.median(figures[f'{mode} cpu']):.2f} core-s/GB"
         print(text, flush=True)
 
 
