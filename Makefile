@@ -46,9 +46,9 @@ demo-store: $(DEMO_VENV)/.ready-demo
 	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE) $(addprefix --picture ,$(PICTURE))
 
 # Three hosts that read from each other's memory, in network namespaces where root may make them; LINK="netem delay 5ms
-# loss 1%" takes other words of `tc qdisc`.
+# loss 1%" takes other words of `tc qdisc`. PICTURE=FILE.svg draws what was printed.
 demo-fleet: $(VENV)/.ready-demo
-	$(BIN)/python -m examples.demo_fleet $(LINK)
+	$(BIN)/python -m examples.demo_fleet $(addprefix --picture ,$(PICTURE)) $(LINK)
 
 # Ceph's gateway is killed, stopped, filled and lied about: minutes, and it has to be installed (tests/sources/objects/gateway.py).
 test-gateway: $(VENV)/.ready

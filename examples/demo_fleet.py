@@ -6,15 +6,18 @@ first one is killed and the second one cut off, and the third one computes as if
 second one is back, the third one reads from that.
 
 Each host answers each prompt twice: without kvtier, and with what the fleet holds. Both answers must be the
-same, bit for bit. Exit code 1 when any is not, or nothing is read from another host.
+same, bit for bit. Exit code 1 when any is not, or nothing is read from another host. `--picture FILE` writes
+what was printed as an SVG.
 """
 
+import argparse
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 
 from kvtier.clients import Client, KvtierError
 
@@ -60,15 +63,22 @@ def first_prompt(name: str) -> list[int]:
 def main() -> int:
     """Run the demo; return its exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    screen = Screen()
+    parser = argparse.ArgumentParser(prog="python -m examples.demo_fleet")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="write what was printed as an SVG")
+    parser.add_argument("link", nargs="*", default=[LINK], help="words of tc qdisc")
+    arguments = parser.parse_args()
+    screen = Screen(is_recorded=arguments.picture is not None)
     try:
-        return play(screen, " ".join(sys.argv[1:]) or LINK)
+        return play(screen, " ".join(arguments.link))
     except KeyboardInterrupt:
         screen.say("\nstopped; the daemons are down, their folders and networks removed")
         return 130
     except (RuntimeError, KvtierError) as problem:
         screen.say(f"\nthe demo failed: {problem}", "red")
         return 1
+    finally:
+        if arguments.picture is not None:
+            screen.save(arguments.picture, "make demo-fleet")
 
 
 def play(screen: Screen, link: str) -> int:
