@@ -88,6 +88,7 @@ class Appliance:
             max_in_flight=backends.max_in_flight,
             clock=self.clock,
             shares=shares,
+            device=backends.ladder.log_tier,
         )
         self.counters: Counter[str] = Counter()
         self.failed: asyncio.Future[None] = self._loop.create_future()

@@ -35,7 +35,7 @@ from ...tiers.memory.slots import SlotPool
 from ..config import HbmTier, Switch
 from ..config.units import format_bytes
 from ..errors import StartError
-from ..transfer.lanes import DEVICE_BATCH_BYTES, Edge, Route
+from ..transfer.lanes import DEVICE_BATCH_BYTES, MAX_BATCH_BYTES, Edge, Route
 from .page_service import DirectDevice
 from .peer_devices import Peers
 
@@ -129,7 +129,7 @@ class HotTier:
 
     def spill_route(self, store: ColdStore, threads: ThreadPoolExecutor) -> Route:
         """Return the way from hbm straight to the cold store."""
-        return Route(HostCopier(self.engine, store, threads, num_tasks=1))
+        return Route(HostCopier(self.engine, store, threads, num_tasks=1), batch_bytes=MAX_BATCH_BYTES)
 
     def cold_route(self, store: ColdStore, readers: ThreadPoolExecutor) -> Route | None:
         """Return the way from the cold store straight into hbm.

@@ -42,7 +42,7 @@ from ..persisted.learned_file import read_learned, read_whole
 from ..persisted.namespace_book import NamespaceBook
 from ..persisted.writes_file import MAX_BYTES, STEM
 from ..transfer.forward import ForwardCopier
-from ..transfer.lanes import Edge, Route
+from ..transfer.lanes import MAX_BATCH_BYTES, Edge, Route
 
 log = logging.getLogger(__name__)
 
@@ -254,7 +254,8 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
     for memory in memories:
         load, spill = Edge(log_tier, memory.tier), Edge(memory.tier, log_tier)
         routes[load] = Route(HostCopier(store, memory, reading, num_tasks=1))
-        routes[spill] = Route(HostCopier(memory, store, writing, num_tasks=1))
+        # What is spilled comes in many copies, each as large as a write should be.
+        routes[spill] = Route(HostCopier(memory, store, writing, num_tasks=1), batch_bytes=MAX_BATCH_BYTES)
         bounds[load] = bounds[spill] = num_store_threads
     if hot is not None:
         spill = Edge(device_tier, log_tier)

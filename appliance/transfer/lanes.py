@@ -2,8 +2,9 @@
 
 An edge (source tier or staging, target tier) has its own lane: a fair queue (fair_queue.py) and a bounded
 number of batches in flight. NVMe reads and NVMe writes are different edges with different executors, so a
-load never waits behind a spill in our queues; only the device itself can still make it wait. One queue for
-everything was rejected for that reason, a thread per copy because nothing would bound it.
+load never waits behind a spill in our queues; only the device itself can still make it wait, and gets few
+writes at a time while it reads for a request. One queue for everything was rejected for that reason, a thread
+per copy because nothing would bound it.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from ...tiers.base import Copier, CopyItem, CopyOutcome
-from ...tiers.block import Tier
+from ...tiers.block import Tier, Urgency
 from ..core.instructions import STAGING, Copy
 from ..histogram import Histogram
 from .fair_queue import BandwidthShares, FairQueue
@@ -20,6 +21,9 @@ from .throughput import ThroughputMeter
 
 MIN_BATCH_BYTES = 256 << 10  # cutting finer costs more in hand-over than it gains in sharing
 MAX_BATCH_BYTES = 4 << 20
+
+#: Batches written to a device at a time while it reads what a request waits for.
+MAX_WRITES_BESIDE_READS = 2
 
 #: Of edges that a device's own engines copy, which no thread of ours waits for: a batch costs the host some
 #: 100 us however large it is, and a link of 55 GB/s moves 5 MB in that time. Four of them in flight keep an
@@ -92,6 +96,11 @@ class CopyBatch:
     began_at: float = 0.0
 
     @property
+    def is_waited_for(self) -> bool:
+        """Whether a request waits for it."""
+        return self.key[0] <= Urgency.QUEUED
+
+    @property
     def items(self) -> Sequence[CopyItem]:
         """The items of this batch."""
         return self.job.copy.items[self.start : self.stop]
@@ -106,6 +115,7 @@ class EdgeQueue:
     shares: BandwidthShares
     queue: FairQueue[CopyBatch] = field(init=False)
     num_in_flight: int = 0
+    num_waited_for: int = 0  # of them, by a request
     num_copies: int = 0
     num_failed: int = 0
     meter: ThroughputMeter = field(default_factory=ThroughputMeter)
@@ -139,6 +149,18 @@ class EdgeQueue:
                 job.num_open += 1
                 start, num_bytes = position + 1, 0
                 owner = next_owner or ""
+
+    def begin(self, batch: CopyBatch, now: float) -> None:
+        """Count a batch that is handed over."""
+        self.num_in_flight += 1
+        self.num_waited_for += batch.is_waited_for
+        batch.began_at = now
+        self.meter.began(now)
+
+    def end(self, batch: CopyBatch) -> None:
+        """Count a batch that is in flight no more."""
+        self.num_in_flight -= 1
+        self.num_waited_for -= batch.is_waited_for
 
     def batch(
         self, job: QueuedCopy, start: int, stop: int, num_bytes: int, sequence: Iterator[int]

@@ -20,7 +20,16 @@ from ...tiers.block import Tier
 from ..core.events import CopyFinished, EdgeMeasured, Event
 from ..core.instructions import CancelCopy, Copy, HastenCopy
 from .fair_queue import BandwidthShares
-from .lanes import CopyBatch, Edge, EdgeQueue, EdgeStatistics, Inline, QueuedCopy, Route
+from .lanes import (
+    MAX_WRITES_BESIDE_READS,
+    CopyBatch,
+    Edge,
+    EdgeQueue,
+    EdgeStatistics,
+    Inline,
+    QueuedCopy,
+    Route,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +65,14 @@ class Mover:
         clock: Callable[[], float],
         takes_turns: bool | None = None,
         shares: BandwidthShares | None = None,
+        device: Tier | None = None,
     ) -> None:
+        """`device`: the tier of which reads and writes share a device."""
         self._loop = asyncio.get_running_loop()
         self._routes = dict(routes)
         self._deliver = deliver
         self._clock = clock
+        self._device = device
         self._takes_turns = num_processors() <= FEW_PROCESSORS if takes_turns is None else takes_turns
         self.shares = shares or BandwidthShares()
         self._lanes = {edge: EdgeQueue(edge, bound, self.shares) for edge, bound in max_in_flight.items()}
@@ -249,16 +261,25 @@ class Mover:
 
     def _fill(self, lane: EdgeQueue) -> None:
         """Start queued batches while the lane has room."""
-        while lane.queue and lane.num_in_flight < lane.max_in_flight and lane.edge.target not in self._held:
+        bound = lane.max_in_flight
+        if self._is_read_for_a_request(lane.edge.target):
+            bound = min(bound, MAX_WRITES_BESIDE_READS)
+        while lane.queue and lane.num_in_flight < bound and lane.edge.target not in self._held:
             batch = lane.queue.pop()
             route = self._route(lane.edge, batch.job.copy.client)
             assert route is not None, "detach takes what is queued"
-            self._begin(lane, batch)
+            lane.begin(batch, self._clock())
             if self._takes_turns and route.inline is not None and batch.num_bytes <= 2 * _turn_bytes(lane):
                 self._loop.call_soon(self._take_turn, lane, batch, route.inline)
                 return
             future = route.copier.start(batch.items)
             future.add_done_callback(partial(self._on_done, lane, batch))
+
+    def _is_read_for_a_request(self, tier: Tier) -> bool:
+        """Whether this is the device that does reads and writes, and it reads what a request waits for."""
+        return tier is self._device and any(
+            lane.num_waited_for for edge, lane in self._lanes.items() if edge.source is tier
+        )
 
     def _take_turn(self, lane: EdgeQueue, batch: CopyBatch, copy: Inline) -> None:
         """On the loop: copy one batch here and now; others are served before the next one."""
@@ -268,11 +289,6 @@ class Mover:
             outcomes = _of_defect(batch, failure)
         self._settle(lane, batch, outcomes, self._clock())
         self._fill(lane)
-
-    def _begin(self, lane: EdgeQueue, batch: CopyBatch) -> None:
-        lane.num_in_flight += 1
-        batch.began_at = self._clock()
-        lane.meter.began(batch.began_at)
 
     def _on_done(self, lane: EdgeQueue, batch: CopyBatch, future: "Future[list[CopyOutcome]]") -> None:
         """Called by a worker thread: remember the completion, wake the loop once for all of them."""
@@ -284,18 +300,16 @@ class Mover:
     def _gather(self) -> None:
         """On the loop: settle every batch that has ended since the last time, then start others."""
         self._wake_up_sent = False  # before looking: a completion after this line sends its own wake-up
-        lanes: dict[Edge, EdgeQueue] = {}
         try:
             while self._ended:
                 lane, batch, ended_at, future = self._ended.popleft()
-                lanes[lane.edge] = lane
                 failure = future.exception()
                 outcomes = future.result() if failure is None else _of_defect(batch, failure)
                 self._settle(lane, batch, outcomes, ended_at)
         except BaseException:  # of a planner that failed: `stop` waits for the others all the same
             self._loop.call_soon(self._gather)
             raise
-        for lane in lanes.values():
+        for lane in self._lanes.values():  # of all: the end of reads lets others begin
             self._fill(lane)
 
     def _settle(
@@ -303,7 +317,7 @@ class Mover:
     ) -> None:
         """Record the outcomes of a batch that was in flight."""
         assert len(outcomes) == batch.stop - batch.start
-        lane.num_in_flight -= 1
+        lane.end(batch)
         batch.job.outcomes[batch.start : batch.stop] = outcomes
         if lane.count(outcomes, batch.tenant, batch.began_at, ended_at, batch.num_bytes):
             self._report(lane, ended_at)

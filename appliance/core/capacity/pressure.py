@@ -32,10 +32,9 @@ from .victims import Victims, newcomer_of
 
 #: What copies into a slower tier are called in the story, before the name of the tier that they come from.
 SPILL, COPY_AHEAD, IDLE_COPY = "spill", "copy_ahead", "idle_copy"
-#: Blocks evicted or spilled per event: about a millisecond.
-MAX_STEPS = 64
-#: Fragments spilled in one batch: enough for one large write, few enough to land soon.
-MAX_SPILL_BATCH = 32
+MAX_STEPS = 64  # blocks evicted or spilled per event: about a millisecond
+#: Fragments of one copy, and bytes of one into the cold store: many on their way, as room returns by copies.
+MAX_SPILL_BATCH, MAX_SPILL_BYTES = 32, 4 << 20
 
 
 class Progress(Enum):
@@ -437,14 +436,15 @@ class Pressure:
         return has_moves
 
     def start_spills(self, *, in_one: bool = False) -> None:
-        """Start what was decided, in large batches; `in_one`: each by one thread."""
+        """Start what was decided, in large copies; `in_one`: each by one thread."""
         if not self._spilled_bytes:
             return
         spills, self._spills = self._spills, defaultdict(list)
         self._spilled_bytes.clear()
         for (source, target, urgency), moves in spills.items():
-            for first in range(0, len(moves), MAX_SPILL_BATCH):
-                batch = moves[first : first + MAX_SPILL_BATCH]
-                self._copies.start(source, target, batch, urgency, in_one=in_one)
+            length = self._core.catalog.length_of(moves[0].fragment) if target == self._log_tier else 1
+            size = min(MAX_SPILL_BATCH, MAX_SPILL_BYTES // length) or 1
+            for first in range(0, len(moves), size):
+                self._copies.start(source, target, moves[first : first + size], urgency, in_one=in_one)
             for move in moves:
                 self._residency.drop(move.fragment, source)

@@ -87,6 +87,7 @@ class Bench:
             max_in_flight=bounds,
             clock=lambda: self.now,
             takes_turns=takes_turns,
+            device=Tier.NVME,
         )
 
     def finished(self) -> dict[int, list[Cause | None]]:
@@ -118,6 +119,34 @@ def test_the_most_urgent_goes_first() -> None:
             await turns()
         assert bench.copiers[LOAD].numbers() == [1, 7, 5, 6, 4, 3, 2]
         assert len(bench.finished()) == len(copies)
+
+    run(main())
+
+
+def test_writes_make_way_for_reads_that_a_request_waits_for() -> None:
+    async def main() -> None:
+        bench = Bench(bound=8)
+        writes, reads = bench.copiers[SPILL], bench.copiers[LOAD]
+        bench.mover.start(copy(1, urgency=Urgency.IDLE))  # a prefetch
+        for number in range(10, 16):
+            bench.mover.start(copy(number, SPILL, urgency=Urgency.IDLE))
+        assert len(writes.running) == 6, "nobody waits for that read"
+        bench.mover.start(copy(2, urgency=Urgency.QUEUED))
+        for number in range(16, 20):
+            bench.mover.start(copy(number, SPILL, urgency=Urgency.IDLE))
+        for left in (5, 4, 3, 2, 2):
+            writes.end()
+            await turns()
+            assert len(writes.running) == left
+        reads.end(1)
+        await turns()
+        assert len(writes.running) == 5, "the end of the read lets all begin"
+        bench.check()
+        for copier in (writes, reads):
+            while copier.running:
+                copier.end()
+                await turns()
+        assert len(bench.finished()) == 12
 
     run(main())
 

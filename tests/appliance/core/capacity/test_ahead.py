@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.capacity import pressure
 from kvtier.appliance.core.capacity.dirty import COMPLETE_LOOKS, Dirty
 from kvtier.appliance.core.instructions import Copy
 from kvtier.appliance.core.options import PlannerOptions, TenantQuota
@@ -414,6 +415,16 @@ def test_through_copies_a_put_as_soon_as_it_was_answered() -> None:
     assert list(rig.answer(call).outcomes) == [STORED] * 6
     assert num_written(rig) == 6
     assert not any(copy.in_one for copy in copies_down(rig))
+    rig.settle()
+
+
+def test_room_returns_copy_by_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pressure, "MAX_SPILL_BYTES", 2 * GEOMETRY.fragment_bytes[0])
+    rig = rig_of("through")
+    rig.start_put(hashes("a", 6))
+    land_puts(rig)
+    assert num_written(rig) == 6
+    assert {len(copy.items) for copy in copies_down(rig)} == {2}
     rig.settle()
 
 
