@@ -26,11 +26,14 @@ class PlacementRequests:
         self._prefetching = prefetching
 
     def prefetch(self, event: PrefetchRequested) -> None:
-        """Promote a stored prefix for no session; without a namespace in all of the client's domain."""
+        """Promote a stored prefix for no session; without a namespace in all of the client's domain.
+
+        The limit of blocks per request is then divided among the namespaces that have the first one."""
         namespaces = self._namespaces_of(event)
         if namespaces is None:
             return
-        chains = [stored_prefix(self._core.catalog, one, event.prefix_hashes) for one in namespaces]
+        names = event.prefix_hashes[: self._core.options.max_blocks_per_request // (len(namespaces) or 1)]
+        chains = [stored_prefix(self._core.catalog, one, names) for one in namespaces]
         promoted = sum(self._bring(event, rows) for rows in chains)
         self._core.story.count("blocks_prefetched", promoted)
         self._requests.reply(event.call, PrefetchResult(max(map(len, chains), default=0), promoted))

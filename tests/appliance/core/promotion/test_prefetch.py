@@ -244,6 +244,18 @@ def test_a_client_that_names_no_namespace_asks_all_of_its_domain() -> None:
     assert rig.answer(call).reason == "UNKNOWN_CLIENT"
 
 
+def test_all_namespaces_of_a_domain_share_the_limit_of_a_request() -> None:
+    rig, chain = cold(4, max_blocks_per_request=4)
+    rig.do(ev.NamespaceRegistered(call := rig.call(), NamespaceIdentity(b"n" * 16, GEOMETRY)))
+    first, rig.namespace_id = rig.namespace_id, rig.answer(call).namespace_id
+    rig.put(chain)
+    rig.cool(chain)
+    rig.do(ev.PrefetchRequested(call := rig.call(), CLIENT, 0, chain))
+    assert (rig.answer(call).num_blocks, rig.answer(call).num_promoted) == (2, 4)
+    rig.do(ev.PrefetchRequested(call := rig.call(), CLIENT, first, chain))
+    assert rig.answer(call).num_blocks == 4
+
+
 def test_a_failed_copy_is_no_waste() -> None:
     rig, chain = cold()
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain))
