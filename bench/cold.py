@@ -29,7 +29,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-import grpc
 import numpy as np
 import xxhash
 
@@ -37,7 +36,7 @@ from bench.machine import print_machine
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog, record_bytes
-from kvtier.v1 import admin_pb2, admin_pb2_grpc
+from tests.daemon import Daemon
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SEGMENT_BYTES = 256 * MIB
@@ -261,25 +260,15 @@ def recover(directory: Path, num_records: int) -> None:
 
 def start_daemon(directory: Path, num_segments: int) -> tuple[float, int]:
     """Start a daemon over the store; return the seconds until it serves, and the blocks it knows."""
-    address = f"unix://{directory}/kvtier.sock"
     settings = {
         "tiers.dram.capacity": "64MiB",
         "tiers.nvme.path": str(directory / "store"),
         "tiers.nvme.segment": f"{SEGMENT_BYTES // MIB}MiB",
         "tiers.nvme.capacity": f"{num_segments * SEGMENT_BYTES // MIB}MiB",
     }
-    command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", address]
-    for key, value in settings.items():
-        command += ["--set", f"{key}={value}"]
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
-        assert daemon.stdout is not None
-        assert b"ready" in daemon.stdout.readline()
-        took = time.perf_counter() - began
-        with grpc.insecure_channel(address.replace("unix://", "unix:")) as channel:
-            status = admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest())
-        daemon.terminate()
-    return took, int(status.num_blocks)
+    with Daemon(directory, settings=settings) as daemon:
+        return time.perf_counter() - began, daemon.status().num_blocks
 
 
 def main() -> int:

@@ -122,7 +122,7 @@ class Loop:
     def __init__(self, folder: Path, seed: int) -> None:
         self.outcome = DrainOutcome()
         settings = (*SETTINGS, f"tiers.nvme.path={folder / 'nvme'}")
-        self._daemon = Daemon(folder, arguments=tuple(p for one in settings for p in ("--set", one)))
+        self._daemon = Daemon(folder, settings=settings)
         self._dice, self._seed = random.Random(seed), seed
         self._ended = threading.Event()
 
@@ -177,9 +177,7 @@ class Loop:
                 np.asarray(back.data).reshape(data.shape), data
             ):
                 failures.append(f"drain {number}: {back.num_blocks} blocks of the witness came back")
-        with grpc.insecure_channel(target) as channel:
-            request = admin_pb2.CheckIntegrityRequest()
-            failures += AdminServiceStub(channel).CheckIntegrity(request, timeout=60).problems
+        failures += self._daemon.audit()
 
     def _leave(self, number: int) -> None:
         began_at = time.monotonic()

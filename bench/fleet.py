@@ -33,6 +33,9 @@ import numpy as np
 import xxhash
 
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
+from tests.daemon import Daemon
+from tests.ports import free_port
+from tests.waiting import until
 
 from .machine import print_machine
 
@@ -85,20 +88,12 @@ def data_of(prompt: int) -> Any:
     return np.random.default_rng(prompt).integers(0, 256, PROMPT_BYTES, np.uint8)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def daemon(
     folder: Path, port: int, hosts: list[int], gib: int, access: Mapping[str, str] = INSECURE
 ) -> Iterator[tuple[str, int]]:
-    """Run a daemon; yields the path of its socket, and the process that serves."""
+    """Run a daemon; yields the address of its socket, and the process that serves."""
     folder.mkdir()
-    path = f"{folder}/kvtier.sock"
     known = ", ".join(f"127.0.0.1:{one}" for one in hosts)
     values = {
         **access,
@@ -108,23 +103,9 @@ def daemon(
         "peers.hosts": f"[{known}]",
         "tiers.dram.capacity": f"{gib}GiB",
     }
-    words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "kvtier", "serve", "--listen", f"unix://{path}"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--listen", f"127.0.0.1:{port}", *words], stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        ends_at = time.monotonic() + START_S
-        while "memory in place" not in (folder / "log").read_text():
-            if process.poll() is not None or time.monotonic() > ends_at:
-                raise SystemExit((folder / "log").read_text())
-            threading.Event().wait(0.05)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield f"unix://{path}", int(children[0])
-    finally:
-        process.terminate()
-        process.wait()
+    with Daemon(folder, settings=values, arguments=("--listen", f"127.0.0.1:{port}")) as running:
+        running.wait_for_log("memory in place")
+        yield running.target, running.pid
 
 
 def access_of(folder: Path) -> dict[str, str]:
@@ -248,9 +229,10 @@ def main() -> None:
         for prompt in range(num_rounds + 1):
             assert there.put(namespaces[1], names_of(prompt), data_of(prompt)).complete
         into = np.ones(PROMPT_BYTES, np.uint8)
-        ends_at = time.monotonic() + START_S
-        while here.get(namespaces[0], names_of(num_rounds), into=into).num_blocks != NUM_BLOCKS:
-            assert time.monotonic() < ends_at, "the hosts did not find each other"
+        until(
+            lambda: here.get(namespaces[0], names_of(num_rounds), into=into).num_blocks == NUM_BLOCKS,
+            "the hosts did not find each other",
+        )
         touch(here, near[0], namespaces[0], num_rounds)
         bare = BareSockets()
         stack.callback(bare.close)

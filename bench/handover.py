@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from kvtier.clients import Client, ExpectedBlocks, Limits
+from tests.ports import free_port
 
-from .fleet import IDENTITY, NUM_BLOCKS, PROMPT_BYTES, START_S, daemon, data_of, free_port, names_of, touch
+from .fleet import IDENTITY, NUM_BLOCKS, PROMPT_BYTES, START_S, daemon, data_of, names_of, touch
 from .machine import print_machine
 
 NUM_CHUNKS, CHUNK_S = 4, 0.1

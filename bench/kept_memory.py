@@ -116,9 +116,7 @@ def run(memory_gib: float, rounds: int) -> list[tuple[float, ...]]:
     num_chains = int(memory_gib * GIB * FILLED) // (CHAIN_BLOCKS * GEOMETRY.block_bytes)
     with tempfile.TemporaryDirectory(prefix="kvtier-kept-") as folder:
         capacity = f"tiers.dram.capacity={int(memory_gib * 1024)}MiB"
-        daemon = Daemon(Path(folder), arguments=("--set", capacity, "--set", "observe.http=off"))
-        daemon.start()
-        try:
+        with Daemon(Path(folder), settings=(capacity, "observe.http=off")) as daemon:
             with Client(daemon.target, timeout=PATIENT) as client:
                 namespace = client.register(IDENTITY)
                 for chain in range(num_chains):
@@ -127,8 +125,6 @@ def run(memory_gib: float, rounds: int) -> list[tuple[float, ...]]:
             with Client(daemon.target, timeout=PATIENT) as client:
                 namespace = client.register(IDENTITY)
                 num_found = sum(is_read(client, namespace, chain) for chain in range(num_chains))
-        finally:
-            daemon.close()
     share = f"{num_found} of {num_chains} chains ({num_found / num_chains:.2%})"
     print(f"{share} were there after {rounds} kills, no other byte")
     return rows

@@ -47,7 +47,6 @@ from kvtier.sources.objects.store import ObjectStore, StoreLimits
 from tests.daemon import PATIENT, Daemon
 from tests.sources.objects.gateway import Cluster, gateway
 
-MIB = 1 << 20
 LOOP_STEPS = Path(__file__).parent / "loop_steps"
 NUM_THREADS = 8  # requests in flight of a daemon, too
 #: As a model of 8 billion parameters has it: 128 KiB a token. Bundles of 32 MiB, 16 layer groups of 2 MiB.

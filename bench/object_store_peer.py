@@ -34,6 +34,7 @@ from kvtier.clients import Geometry, NamespaceIdentity
 from kvtier.sources.objects.limits import BUNDLE_TOKENS
 from kvtier.sources.objects.store import ObjectStore
 from tests.sources.objects.gateway import Gateway, gateway, why_not
+from tests.waiting import until
 
 MIB = 1 << 20
 GEOMETRY = Geometry(
@@ -96,10 +97,11 @@ class Kvtier:
         with self._host("eager", data.nbytes) as host:
             report = host.client.put(host.client.register(IDENTITY), names(num_tokens), data)
             assert report.complete, report
-            ends_at = time.monotonic() + DEADLINE_S
-            while len(list(store.objects("v1/b/"))) < num_there + num_bundles:
-                assert time.monotonic() < ends_at, "the bundles were not stored"
-                time.sleep(0.1)
+            until(
+                lambda: len(list(store.objects("v1/b/"))) >= num_there + num_bundles,
+                "the bundles were not stored",
+                pause_s=0.1,
+            )
 
     def get(self, num_tokens: int, meter: Meter, row: Row) -> None:
         """Add what a get takes that begins when a new daemon is ready. Raises AssertionError."""

@@ -153,8 +153,8 @@ class Scene:
         first, *others = sorted(os.sched_getaffinity(0)) if is_pinned else (None,)
         self._server_core, self._caller_cores = first, set(others)
         (folder / "tokens").write_text(tokens)
-        settings = ["--set", f"access.tokens={folder / 'tokens'}", "--set", "observe.http=off"]
-        self.daemon = Daemon(folder, arguments=tuple(settings))
+        settings = {"access.tokens": f"{folder / 'tokens'}", "observe.http": "off"}
+        self.daemon = Daemon(folder, settings=settings)
         self.daemon.start()
         self._pin_server(self.daemon.pid)
         self._channel = grpc.insecure_channel(self.daemon.target)

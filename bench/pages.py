@@ -35,6 +35,7 @@ from kvtier.appliance.config import Settings
 from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon
+from tests.waiting import until
 
 CASES = ("warm", "by dram", "straight")
 ROUNDS = 7
@@ -62,9 +63,7 @@ def settings(path: Path, is_small: bool, straight: bool, has_nvme: bool) -> dict
 def daemon(kind: str, folder: Path, told: dict[str, str]) -> Iterator[str]:
     """Run a daemon on a GPU, or one on the fake device in this process; give its target."""
     if kind == "cuda":
-        told = told | {"tiers.hbm.backend": "cuda"}
-        arguments = tuple(word for key, value in told.items() for word in ("--set", f"{key}={value}"))
-        process = Daemon(folder, arguments=arguments)
+        process = Daemon(folder, settings=told | {"tiers.hbm.backend": "cuda"})
         process.start()
         try:
             yield process.target
@@ -153,9 +152,7 @@ def to_nvme_only(target: str, runtime: RuntimeProcess, num_fragments: int) -> No
             time.sleep(0.05)
         for number in (HBM, DRAM):
             admin.Evict(admin_pb2.EvictRequest(tier=number))
-        while tier(DRAM).num_fragments:
-            assert time.monotonic() < deadline_at, "dram does not empty"
-            time.sleep(0.05)
+        until(lambda: not tier(DRAM).num_fragments, "dram does not empty")
 
 
 def measure(kind: str, folder: Path, case: str, is_small: bool, layers_per_group: int = 1) -> dict[str, Any]:

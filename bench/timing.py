@@ -219,18 +219,14 @@ def probe(
 
 def measure(folder: Path, num_prompts: int, rng: random.Random, way: str, call: str, kind: str) -> float:
     """Return what one probe of a fresh daemon tells."""
-    daemon = Daemon(folder, folder / "policy.yaml")
-    daemon.start()
-    try:
-        with (
-            client_of(daemon.target, folder / "victim", False) as victim,
-            client_of(daemon.target, folder / "attacker", way != "gRPC") as own,
-            calls_of(daemon.target, folder / "attacker", way, call) as attack,
-        ):
-            owner = {"none's": None, "the other's": victim, "one's own": own}[kind]
-            return probe(attack, owner, kind, PART_BLOCKS[way], num_prompts, rng)
-    finally:
-        daemon.close()
+    with (
+        Daemon(folder, folder / "policy.yaml") as daemon,
+        client_of(daemon.target, folder / "victim", False) as victim,
+        client_of(daemon.target, folder / "attacker", way != "gRPC") as own,
+        calls_of(daemon.target, folder / "attacker", way, call) as attack,
+    ):
+        owner = {"none's": None, "the other's": victim, "one's own": own}[kind]
+        return probe(attack, owner, kind, PART_BLOCKS[way], num_prompts, rng)
 
 
 def prepare(folder: Path) -> None:

@@ -11,10 +11,10 @@ does otherwise. Without TRACE a generator of chat sessions takes its place.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -32,6 +32,7 @@ from kvtier.appliance.replay.untimed import UntimedShell
 from kvtier.clients import Session, Urgency
 from kvtier.clients.values.namespace import Namespace
 from kvtier.v1.types import Geometry, NamespaceIdentity
+from tests.daemon import Daemon
 
 BLOCK_BYTES = 16 << 10  # the smallest slot
 EXTENT_BYTES = 2 << 20
@@ -143,19 +144,11 @@ def play(trace: Trace, policy: str, num_extents: int, seconds: float) -> Played:
         "policy.eviction": choice.eviction,
         "policy.admission": choice.admission,
     }
-    with tempfile.TemporaryDirectory(prefix="kvtier-trace-load-") as folder:
-        target = f"unix://{folder}/kvtier.sock"
-        words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
-        command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", target, *words]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
-            try:
-                assert daemon.stdout is not None
-                if "ready" not in daemon.stdout.readline():
-                    raise RuntimeError("the daemon did not start; its own words are above")
-                with Client(target, name="trace-load") as client:
-                    return _Player(client, trace).play(seconds)
-            finally:
-                daemon.terminate()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-trace-load-"))
+        daemon = stack.enter_context(Daemon(Path(folder), settings=overrides))
+        client = stack.enter_context(Client(daemon.target, name="trace-load"))
+        return _Player(client, trace).play(seconds)
 
 
 class _Player:

@@ -75,14 +75,10 @@ def check_installed(wheel: Path, folder: Path) -> str:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
     run([*pip, "install", f"{wheel}[{EXTRAS}]", "--constraint", str(ROOT / "requirements.txt")])
     version = run([str(kvtier), "--version"], empty).strip()
-    daemon = Daemon(empty, arguments=("--set", "tiers.dram.capacity=64MiB"), python=str(python))
-    daemon.start()
-    try:
+    with Daemon(empty, settings=("tiers.dram.capacity=64MiB",), python=str(python)) as daemon:
         script = ROOT / "examples" / "quickstart.py"
         said = run([str(python), "-c", script.read_text()], empty, {"KVTIER_TARGET": daemon.target})
         status = daemon.stop(signal.SIGTERM)
-    finally:
-        daemon.close()
     if "2 blocks back, identical: True" not in said or status != 0:
         raise CannotRelease(f"put and get with {wheel.name} ended with {status}:\n{said}")
     return version

@@ -8,7 +8,7 @@ import pytest
 
 from kvtier.clients.options import DEFAULT_TIMEOUT
 
-from .daemon import PATIENT, Daemon, daemon_of_two_memories, why_not
+from .daemon import PATIENT, TWO_MEMORIES, Daemon
 from .sources.objects.gateway import Gateway, gateway
 from .sources.objects.gateway import why_not as no_gateway
 from .sources.objects.s3_server import S3Server, s3_server
@@ -47,34 +47,20 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A running daemon of 16 MiB DRAM and no NVMe that many tests share: use a namespace of your own."""
-    if reason := why_not():
-        pytest.skip(reason)
-    small = ("--set", "tiers.dram.capacity=16MiB", "--set", "tiers.dram.extent=2MiB")
-    running = Daemon(tmp_path_factory.mktemp("daemon"), arguments=small)
-    running.start()
-    try:
+    small = ("tiers.dram.capacity=16MiB", "tiers.dram.extent=2MiB")
+    with Daemon(tmp_path_factory.mktemp("daemon"), settings=small) as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture
 def two_memories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A running daemon of two memories, empty: a full one evicts blocks."""
-    if reason := why_not():
-        pytest.skip(reason)
-    with daemon_of_two_memories(tmp_path_factory.mktemp("memories")) as running:
+    with Daemon(tmp_path_factory.mktemp("memories"), settings=TWO_MEMORIES) as running:
         yield running
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """A running daemon with default settings, in a process of its own."""
-    if reason := why_not():
-        pytest.skip(reason)
-    running = Daemon(tmp_path)
-    running.start()
-    try:
+    with Daemon(tmp_path) as running:
         yield running
-    finally:
-        running.close()

@@ -1,7 +1,6 @@
 """Starts the real daemon in a subprocess, on sockets in a test's own folder."""
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -9,33 +8,40 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
+
+import grpc
 
 from kvtier.clients.options import Timeout
+from kvtier.v1 import admin_pb2
+from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+
+from .waiting import until
 
 START_S = 90.0  # a busy machine takes its time to import a daemon
 STOP_S = 60.0
 #: For clients of tests whose question is not whether a slow daemon is a miss.
 PATIENT = Timeout(call_s=60.0, connect_s=60.0)
-
-
-def why_not() -> str:
-    """Return why the daemon cannot be started here, empty when it can."""
-    if importlib.util.find_spec("kvtier.appliance.cli") is None:
-        return "kvtier.appliance.cli is not there"
-    return ""
+TWO_MEMORIES = (
+    "tiers.dram.capacity=8MiB",
+    "tiers.dram.extent=2MiB",
+    "tiers.cxl={kind: memory, capacity: 16MiB}",
+)
 
 
 class Daemon:
-    """`kvtier serve` on `folder/kvtier.sock`; `policy` is the path of a policy file or None.
+    """`kvtier serve` on `folder/kvtier.sock`, which runs as long as a `with` block does.
 
-    `prefix`: what its command begins with, such as the network namespace to run it in."""
+    `policy` is the path of a policy file or None; `settings` are values by key, or `key=value`; `prefix`
+    is what the command begins with, such as the network namespace to run it in."""
 
     def __init__(
         self,
         folder: Path,
         policy: Path | None = None,
+        settings: Mapping[str, str] | Iterable[str] = (),
         arguments: tuple[str, ...] = (),
         python: str = sys.executable,
         prefix: Sequence[str] = (),
@@ -46,9 +52,20 @@ class Daemon:
         command = [*prefix, python, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
         # The built-in capacity is a share of the machine: none of a test's business.
         command += ["--policy", str(policy)] if policy else ["--set", "tiers.dram.capacity=1GiB"]
-        self._command = [*command, *arguments]
+        self._command = [*command, *set_words(settings), *arguments]
         self._process: subprocess.Popen[bytes] | None = None  # the supervisor
         self._child = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def start(self) -> None:
         """Start and wait until the local channel accepts connections."""
@@ -70,11 +87,20 @@ class Daemon:
 
     def wait_for_log(self, words: str) -> None:
         """Wait until it has said something."""
-        deadline_at = time.monotonic() + START_S
-        pause = threading.Event()
-        while words not in self.log.read_text():
-            assert time.monotonic() < deadline_at, f"not said:\n{self.log.read_text()}"
-            pause.wait(0.05)
+        until(
+            lambda: words in self.log.read_text(), lambda: f"not said:\n{self.log.read_text()}", pause_s=0.05
+        )
+
+    def status(self) -> admin_pb2.GetStatusResponse:
+        """Return what `kvtier status` shows."""
+        with grpc.insecure_channel(self.target) as channel:
+            return AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=STOP_S)
+
+    def audit(self) -> list[str]:
+        """Return what the daemon's own audit finds wrong."""
+        with grpc.insecure_channel(self.target) as channel:
+            request = admin_pb2.CheckIntegrityRequest()
+            return list(AdminServiceStub(channel).CheckIntegrity(request, timeout=STOP_S).problems)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Stop it; return its exit status."""
@@ -97,10 +123,7 @@ class Daemon:
 
     def _wait_for_child(self) -> None:
         """Wait until the process that served is dead, too: it is killed after its supervisor."""
-        pause, deadline_at = threading.Event(), time.monotonic() + STOP_S
-        while is_alive(self._child):
-            assert time.monotonic() < deadline_at, "the daemon outlives its supervisor"
-            pause.wait(0.005)
+        until(lambda: not is_alive(self._child), "the daemon outlives its supervisor")
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -128,20 +151,11 @@ class Daemon:
             self._wait_for_child()
 
 
-@contextlib.contextmanager
-def daemon_of_two_memories(folder: Path) -> Iterator[Daemon]:
-    """Run a daemon of 8 MiB DRAM and 16 MiB of a second memory."""
-    values = (
-        "tiers.dram.capacity=8MiB",
-        "tiers.dram.extent=2MiB",
-        "tiers.cxl={kind: memory, capacity: 16MiB}",
-    )
-    running = Daemon(folder, arguments=tuple(word for value in values for word in ("--set", value)))
-    running.start()
-    try:
-        yield running
-    finally:
-        running.close()
+def set_words(settings: Mapping[str, str] | Iterable[str]) -> list[str]:
+    """Return the words of a command line that set these values."""
+    if isinstance(settings, Mapping):
+        settings = (f"{key}={value}" for key, value in settings.items())
+    return [word for one in settings for word in ("--set", one)]
 
 
 def child_of(supervisor: int) -> int:

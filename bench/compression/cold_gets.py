@@ -13,8 +13,6 @@ import argparse
 import hashlib
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -26,13 +24,12 @@ from numpy.typing import NDArray
 
 from bench.machine import print_machine
 from bench.table import render
-from kvtier import KvtierError
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
+from tests.daemon import Daemon
 
 MIB = 1 << 20
 GEOMETRY = Geometry(32, 8, 128, 16, "bfloat16", layers_per_group=8)  # Llama-3-8B: 2 MiB a block
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"cold gets").digest(), GEOMETRY)
-WAIT_S = 120.0
 
 
 @dataclass
@@ -42,7 +39,6 @@ class ColdGetSide:
     codec: str
     client: Client
     namespace: Namespace
-    process: subprocess.Popen[bytes]
     chains: list[list[bytes]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
@@ -67,7 +63,6 @@ def blocks_like_kv(num_blocks: int, seed: int) -> NDArray[np.uint8]:
 def start(codec: str, folder: Path, dram_bytes: int, nvme_bytes: int, stack: ExitStack) -> ColdGetSide:
     """Start a daemon that stores with `codec`."""
     (folder / "cold").mkdir(parents=True)
-    target = f"unix://{folder}/kvtier.sock"
     settings = {
         "tiers.dram.capacity": f"{dram_bytes // MIB}MiB",
         "tiers.dram.extent": "16MiB",
@@ -78,20 +73,9 @@ def start(codec: str, folder: Path, dram_bytes: int, nvme_bytes: int, stack: Exi
         "compression.codec": codec,
         "policy.eviction": "lru",
     }
-    command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", target]
-    command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    stack.callback(process.wait, WAIT_S)
-    stack.callback(process.terminate)
-    deadline_at = time.monotonic() + WAIT_S
-    while True:
-        try:
-            client = stack.enter_context(Client(target))
-            return ColdGetSide(codec, client, client.register(IDENTITY), process)
-        except KvtierError:  # it is not up yet
-            if time.monotonic() > deadline_at or process.poll() is not None:
-                raise
-            time.sleep(0.1)
+    daemon = stack.enter_context(Daemon(folder, settings=settings))
+    client = stack.enter_context(Client(daemon.target))
+    return ColdGetSide(codec, client, client.register(IDENTITY))
 
 
 def fill(side: ColdGetSide, num_chains: int, blocks_per_chain: int, data: NDArray[np.uint8]) -> None:

@@ -21,18 +21,20 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.compression.cold_gets import GEOMETRY, MIB, WAIT_S, blocks_like_kv
+from bench.compression.cold_gets import GEOMETRY, MIB, blocks_like_kv
 from bench.machine import print_machine
 from bench.table import render
-from kvtier import KvtierError
 from kvtier.clients import Client, Namespace, NamespaceIdentity
+from tests.daemon import Daemon
 
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"streams").digest(), GEOMETRY)
 CODECS = ("identity", "exponents", "auto")
@@ -53,53 +55,28 @@ class StreamSide:
     gets_s: list[float] = field(default_factory=list)
 
 
-class ShapedLink:
-    """A network of a given rate, given up with `stack`."""
-
-    def __init__(self, bytes_per_s: float, stack: ExitStack) -> None:
-        self._stack = stack
-        self._num_ends = 0
-        rate = f"{int(bytes_per_s * 8e-6)}mbit"
-        words = f"tc qdisc replace dev lo root tbf rate {rate} burst 1mb latency 50ms"
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-        subprocess.run(words.split(), check=True)
-
-    def spawn(self, *words: str) -> None:
-        """Run a module until the stack is left."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        self._stack.callback(process.wait, WAIT_S)
-        self._stack.callback(process.terminate)
-
-    def serve(self, settings: dict[str, str]) -> str:
-        """Start a daemon at the other end; return where it is to be reached."""
-        target = f"127.0.0.1:{FIRST_PORT + self._num_ends}"
-        self._num_ends += 1
-        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        words += ["--set", "access.insecure=true", "--listen", target]
-        self.spawn("kvtier.appliance.cli", "serve", *words)
-        return target
+def shape(bytes_per_s: float) -> None:
+    """Give the loopback of this process's network a rate."""
+    rate = f"{int(bytes_per_s * 8e-6)}mbit"
+    words = f"tc qdisc replace dev lo root tbf rate {rate} burst 1mb latency 50ms"
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    subprocess.run(words.split(), check=True)
 
 
-def start(codec: str, link: ShapedLink, dram_bytes: int, stack: ExitStack) -> StreamSide:
+def start(codec: str, port: int, folder: Path, dram_bytes: int, stack: ExitStack) -> StreamSide:
     """Start a daemon and connect to it."""
     settings = {
+        "access.insecure": "true",
         "tiers.dram.capacity": f"{dram_bytes // MIB}MiB",
         "tiers.dram.extent": "16MiB",
         "observe.http": "off",
         "compression.codec": codec,
     }
-    target = link.serve(settings)
-    deadline_at = time.monotonic() + WAIT_S
-    while True:
-        try:
-            client = stack.enter_context(Client(target, shared_memory=False))
-            return StreamSide(codec, client, client.register(IDENTITY))
-        except KvtierError:  # the link is not up yet
-            if time.monotonic() > deadline_at:
-                raise
-            time.sleep(0.1)
+    target = f"127.0.0.1:{port}"
+    folder.mkdir()
+    stack.enter_context(Daemon(folder, settings=settings, arguments=("--listen", target)))
+    client = stack.enter_context(Client(target, shared_memory=False))
+    return StreamSide(codec, client, client.register(IDENTITY))
 
 
 def ask_for_short_slices() -> None:
@@ -166,8 +143,12 @@ def main() -> None:
     for rate in arguments.rates:
         with ExitStack() as stack:
             dram_bytes = (arguments.warm + arguments.rounds + 1) * data.nbytes
-            link = ShapedLink(rate * 1e9, stack)
-            sides = [start(codec, link, dram_bytes, stack) for codec in arguments.codecs]
+            shape(rate * 1e9)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-streams-")))
+            sides = [
+                start(codec, FIRST_PORT + number, folder / codec, dram_bytes, stack)
+                for number, codec in enumerate(arguments.codecs)
+            ]
             for round_number in range(arguments.warm + arguments.rounds):
                 for side in sides if round_number % 2 else reversed(sides):
                     measure(side, round_number, data, into)

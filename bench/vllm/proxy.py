@@ -27,13 +27,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.fleet import free_port
 from bench.machine import print_machine
 from bench.table import render
 from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.measure import versions
 from bench.vllm.models import FIRST_TOKEN, FOLDER, VOCABULARY
 from bench.vllm.options import EngineOptions, environment_of, kvtier_connector
+from tests.ports import free_port
 
 START_S, WAIT_S, ASK_S = 300.0, 120.0, 120.0
 BLOCK, NUM_BLOCKS, NUM_NEW = 32, 30, 8

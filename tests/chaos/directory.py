@@ -47,9 +47,9 @@ from tests.sources.directories.servers import (
     redis_server,
     sentinel_set,
     stopped,
-    until,
 )
 
+from ..waiting import until
 from .content import IDENTITY, names_of
 from .hosts import FleetHost, HostsUnderLoad
 from .load import Role
@@ -59,7 +59,6 @@ ENGINES = ("redis", "sentinel", "cluster", "etcd")
 AWAY_S = 4.0
 NO_CACHE_AFTER_S, NO_CACHE_S = 2.0, 0.5
 PROBE_PAUSE_S = 0.05
-FAIL_OVER_S = 30.0
 AHEAD_S = 5 * 3600
 PREFILL = PrefillSpeed(1000.0)  # tokens/s: half a second for a chain, which is waited for at most
 CERTIFICATE_NAME = "hosts.fleet"
@@ -220,13 +219,9 @@ def _fail_over(master: Server, replica: Server, kind: str) -> Callable[[], None]
     def fail_over() -> None:
         first, second = pair
         first.stop()
-        until(
-            lambda: second.info("replication").get("role") == "master",
-            f"{kind}: none takes over",
-            FAIL_OVER_S,
-        )
+        until(lambda: second.info("replication").get("role") == "master", f"{kind}: none takes over")
         first.start()
-        until(lambda: first.info("replication").get("role") == "slave", f"{kind}: no replica", FAIL_OVER_S)
+        until(lambda: first.info("replication").get("role") == "slave", f"{kind}: no replica")
         pair.reverse()
 
     return fail_over

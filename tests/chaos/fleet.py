@@ -31,8 +31,8 @@ from pathlib import Path
 
 from examples.network import LINK, NetworkHost, network, why_not
 from kvtier.clients import KvtierError
-from tests.daemon import START_S
 
+from ..waiting import until
 from .breaks import FLEET_BREAKS, planted
 from .hosts import FleetHost, HostsUnderLoad
 
@@ -97,10 +97,7 @@ class FleetChaos(HostsUnderLoad):
     def _kill_daemon(self, host: FleetHost) -> str:
         former = host.daemon.pid
         os.kill(former, signal.SIGKILL)
-        ends_at = time.monotonic() + START_S
-        while host.daemon.pid in (0, former) or not host.is_serving():
-            assert time.monotonic() < ends_at, "no daemon serves after a kill"
-            self._pause.wait(0.02)
+        until(lambda: host.daemon.pid not in (0, former) and host.is_serving(), "no daemon serves")
         return ""
 
     def _kill_supervisor(self, host: FleetHost) -> str:

@@ -6,12 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import grpc
-
 from kvtier.clients import Client, KvtierError
 from kvtier.v1 import admin_pb2
-from kvtier.v1.admin_pb2_grpc import AdminServiceStub
-from tests.daemon import PATIENT, START_S, Daemon
+from tests.daemon import PATIENT, Daemon
 
 from .content import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, wrong_words
 from .load import Load, Role
@@ -39,8 +36,8 @@ class FleetHost:
         own = folder / f"host{number}"
         own.mkdir()
         self.address = address
-        words = [word for one in (*SETTINGS, *settings) for word in ("--set", one)]
-        self.daemon = Daemon(own, arguments=("--listen", address, *words), prefix=prefix)
+        settings = (*SETTINGS, *settings)
+        self.daemon = Daemon(own, settings=settings, arguments=("--listen", address), prefix=prefix)
         self.load = Load(folder, self.daemon.target, pause_s=pause_s, first=1 + number * 8)
 
     def start(self) -> None:
@@ -51,14 +48,11 @@ class FleetHost:
 
     def status(self) -> admin_pb2.GetStatusResponse:
         """Return what `kvtier status` shows."""
-        with grpc.insecure_channel(self.daemon.target) as channel:
-            return AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=START_S)
+        return self.daemon.status()
 
     def problems(self) -> list[str]:
         """Audit the daemon."""
-        with grpc.insecure_channel(self.daemon.target) as channel:
-            stub = AdminServiceStub(channel)
-            return list(stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=START_S).problems)
+        return self.daemon.audit()
 
     def is_serving(self) -> bool:
         """Whether it answers."""

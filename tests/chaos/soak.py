@@ -35,7 +35,6 @@ SETTINGS = (
 )
 WAIT_S = 60.0
 CHURN_S = 10.0  # between two deaths of a client
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         settings = (*SETTINGS, f"tiers.nvme.path={folder / 'nvme'}")
-        self.daemon = Daemon(folder, arguments=tuple(p for one in settings for p in ("--set", one)))
+        self.daemon = Daemon(folder, settings=settings)
         self.daemon.start()
         self._began_at = time.monotonic()
         self._channel = grpc.insecure_channel(self.daemon.target)

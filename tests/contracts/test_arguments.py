@@ -24,7 +24,7 @@ from kvtier.clients import (
 )
 from kvtier.testing import FakeAppliance
 
-from ..daemon import Daemon, daemon_of_two_memories
+from ..daemon import TWO_MEMORIES, Daemon
 from .client_worlds import WORLDS, World
 
 GEOMETRY = Geometry(2, 2, 64, 16, "bfloat16", layers_per_group=1)
@@ -39,7 +39,7 @@ TEXT = hashlib.sha256(b"text").hexdigest()[:32]  # as long as a hash
 @pytest.fixture(scope="module")
 def two_memories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One daemon for all tests of this file: they store next to nothing."""
-    with daemon_of_two_memories(tmp_path_factory.mktemp("memories")) as running:
+    with Daemon(tmp_path_factory.mktemp("memories"), settings=TWO_MEMORIES) as running:
         yield running
 
 

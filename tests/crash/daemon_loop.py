@@ -217,7 +217,7 @@ class Loop:
         self.tally = Tally()
         self._store, self._seed, self._max_life_s = workdir / "nvme", seed, max_life_s
         settings = (*SETTINGS, f"tiers.nvme.path={self._store}")
-        self._daemon = Daemon(workdir, arguments=tuple(p for one in settings for p in ("--set", one)))
+        self._daemon = Daemon(workdir, settings=settings)
         self._kept: list[Kept] = []
 
     def run(self, iterations: int) -> Tally:

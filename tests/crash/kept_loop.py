@@ -20,6 +20,8 @@ from kvtier.clients import Client, KvtierError
 from tests.crash.daemon_loop import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, read
 from tests.daemon import PATIENT, START_S, Daemon, is_alive
 
+from ..waiting import until
+
 SETTINGS = ("tiers.dram.capacity=128MiB", "tiers.dram.extent=4MiB", "observe.http=off")
 MAX_CHAINS = 192  # of 512 KiB: three quarters of memory, so that nothing is evicted
 MAX_LIFE_CHAINS = 8  # put in one life of the daemon, so that one supervisor sees many of them
@@ -57,7 +59,7 @@ class Loop:
         self._tally = tally
         self._chains: list[int] = []  # acknowledged
         self._killed, self._killed_at = 0, time.monotonic()  # the last one
-        self._daemon = Daemon(folder, arguments=tuple(p for one in SETTINGS for p in ("--set", one)))
+        self._daemon = Daemon(folder, settings=SETTINGS)
 
     def run(self, num_kills: int) -> None:
         """Kill `num_kills` daemons, or fewer if memory is full before."""
@@ -90,19 +92,15 @@ class Loop:
 
     def _kill(self) -> None:
         """Kill the process that serves or is about to."""
-        while (process := self._daemon.pid) in (0, self._killed):  # the one before is still ending
-            assert time.monotonic() < self._killed_at + START_S
-            threading.Event().wait(0.001)
+        until(lambda: self._daemon.pid not in (0, self._killed))  # the one before is still ending
+        process = self._daemon.pid
         os.kill(process, signal.SIGKILL)
         self._tally.num_kills += 1
         self._killed, self._killed_at = process, time.monotonic()
 
     def _kill_early(self) -> None:
         """Kill the next daemon at a random moment. Only one: two in a row that never served end memory."""
-        deadline_at = time.monotonic() + START_S
-        while is_alive(self._killed) or self._daemon.pid in (0, self._killed):
-            assert time.monotonic() < deadline_at
-            threading.Event().wait(0.001)
+        until(lambda: not is_alive(self._killed) and self._daemon.pid not in (0, self._killed))
         threading.Event().wait(MAX_EARLY_S * self._dice.random())
         self._kill()
 

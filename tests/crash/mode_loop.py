@@ -11,20 +11,16 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-
 from kvtier.clients import Client, KvtierError
-from kvtier.v1 import admin_pb2
-from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.crash.daemon_loop import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, read
 from tests.daemon import PATIENT, Daemon
 
+from ..waiting import until
+
 MODES = ("spill", "idle", "through")
-WAIT_S = 60.0
 REST_CHAINS = 64  # 32 MiB, half of memory
 MIN_CHAINS = 4  # of a load, put before the life that ends at random begins
 PAUSE_S = 0.01  # between two puts of a load: 50 MB/s
@@ -54,7 +50,7 @@ class Life:
         self._tally = tally
         self._chains: list[int] = []  # acknowledged
         settings = (*SETTINGS, f"tiers.nvme.path={folder / 'nvme'}", f"tiers.nvme.write={mode}")
-        self._daemon = Daemon(folder, arguments=tuple(p for one in settings for p in ("--set", one)))
+        self._daemon = Daemon(folder, settings=settings)
 
     def rest_and_die(self, rest_s: float | None) -> None:
         """Put what fits into memory, wait so long (None: until nothing is only in memory), and be killed."""
@@ -81,11 +77,11 @@ class Life:
         writer = threading.Thread(target=self._write, args=[problems])
         try:
             writer.start()
-            deadline_at, pause = time.monotonic() + WAIT_S, threading.Event()
-            while len(self._chains) < MIN_CHAINS and writer.is_alive():
-                assert time.monotonic() < deadline_at, f"fewer than {MIN_CHAINS} chains in {WAIT_S} s"
-                pause.wait(0.01)
-            pause.wait(max_life_s * (0.3 + 0.7 * dice.random()))
+            until(
+                lambda: not (len(self._chains) < MIN_CHAINS and writer.is_alive()),
+                "too few chains",
+            )
+            threading.Event().wait(max_life_s * (0.3 + 0.7 * dice.random()))
             self._daemon.stop(signal.SIGKILL)
             writer.join()
             assert not problems, problems
@@ -110,12 +106,7 @@ class Life:
             problems.append(problem)
 
     def _until_clean(self) -> None:
-        with grpc.insecure_channel(self._daemon.target) as channel:
-            stub, deadline_at = AdminServiceStub(channel), time.monotonic() + WAIT_S
-            pause = threading.Event()
-            while stub.GetStatus(admin_pb2.GetStatusRequest()).writes.num_blocks_only_in_memory:
-                assert time.monotonic() < deadline_at, f"blocks are only in memory after {WAIT_S} s"
-                pause.wait(0.05)
+        until(lambda: not self._daemon.status().writes.num_blocks_only_in_memory, "blocks are only in memory")
 
     def _count(self) -> None:
         """Start again and look. Raises WrongBytes."""

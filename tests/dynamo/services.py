@@ -3,11 +3,10 @@
 import json
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,18 +18,11 @@ from kvtier.clients.vllm.scheduler.announcer import Announced, event_fields
 
 from ..ports import free_port
 from ..vllm.unit.announcing_scene import GROUP, Engine
+from ..waiting import until
 
 WAIT_S = 120.0
 MODEL = "m"
 KINDS: list[tuple[str, int | None]] = [("full_attention", None)]
-
-
-def wait_for(what: Callable[[], object], last: Callable[[], object] = lambda: "") -> None:
-    """Wait until `what` is true; `last` says what there is instead."""
-    pause, deadline_at = threading.Event(), time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline_at, f"it never came; there is {last()}"
-        pause.wait(0.02)
 
 
 class Service:
@@ -43,7 +35,7 @@ class Service:
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     def __enter__(self) -> Self:
-        wait_for(self._answers)
+        until(self._answers)
         return self
 
     def __exit__(
@@ -99,7 +91,7 @@ class Indexer(Service):
     def until(self, worker: int, tokens: Iterable[int], gpu: int = 0, cpu: int = 0, disk: int = 0) -> None:
         """Wait until it counts so many tokens."""
         wanted, tokens = {"gpu": gpu, "cpu": cpu, "disk": disk}, list(tokens)
-        wait_for(lambda: self.counted(worker, tokens) == wanted, lambda: self.counted(worker, tokens))
+        until(lambda: self.counted(worker, tokens) == wanted, lambda: self.counted(worker, tokens))
 
 
 class Stream:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from ..vllm.unit.announcing_scene import GROUP, NAMES, TOKENS, demote
-from .services import MODEL, PublishingEngine, Service, Stream, stored, wait_for
+from ..waiting import until
+from .services import MODEL, PublishingEngine, Service, Stream, stored
 
 
 def register(service: Service, worker: int, stream: Stream) -> None:
@@ -36,7 +37,7 @@ def test_a_longer_prefix_in_memory_beats_a_short_one_on_the_gpu(tmp_path: Path) 
                 found = service.call("/select", model_name=MODEL, token_ids=list(TOKENS))
                 return found["worker_id"], found["effective_prefill_tokens"]
 
-            wait_for(lambda: answer() == (worker, num_left), answer)
+            until(lambda: answer() == (worker, num_left), answer)
 
         until_picked(1, len(TOKENS) - half)
         engine = PublishingEngine(tmp_path, stream)

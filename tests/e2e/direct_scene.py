@@ -25,6 +25,7 @@ from kvtier.tiers.gpu.device.contract import CopyPieces, DeviceMemory, Stream
 from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread
+from ..waiting import until
 from .direct_device import FakeExporter
 
 T = TypeVar("T")
@@ -90,11 +91,7 @@ class Served:
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds on the daemon's loop; the device stands still."""
-        pause = threading.Event()
-        deadline_at = time.monotonic() + WAIT_S
-        while not self.thread.call(holds):
-            assert time.monotonic() < deadline_at, "it never came to that"
-            pause.wait(0.001)
+        until(lambda: self.thread.call(holds))
 
     def let_finish(self, work: "Future[T]") -> T:
         """Let the device go on until a call has its answer; return it."""

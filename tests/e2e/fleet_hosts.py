@@ -1,19 +1,15 @@
 """Hosts of a fleet: real daemons on loopback that fetch from each other, and what is put and read there."""
 
 import hashlib
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.v1 import admin_pb2
-from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from ..daemon import PATIENT, Daemon
 from ..ports import free_port
@@ -25,15 +21,6 @@ GEOMETRY = Geometry(
 )
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"fleet").digest(), GEOMETRY)
 CHAIN_BLOCKS = 30  # more bundles than are fetched at a time; the last two blocks are no whole one
-DEADLINE_S = 120.0
-
-
-def until(holds: Callable[[], bool], words: str = "not reached") -> None:
-    """Wait for a state."""
-    ends_at, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not holds():
-        assert time.monotonic() < ends_at, words
-        pause.wait(0.05)
 
 
 def names_of(chain: int, num_blocks: int = CHAIN_BLOCKS) -> list[bytes]:
@@ -61,8 +48,7 @@ class Host:
         }
         if "access.tls" not in more:
             values["access.insecure"] = "true"
-        words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-        self.daemon = Daemon(folder, arguments=("--listen", self.address, *words))
+        self.daemon = Daemon(folder, settings=values, arguments=("--listen", self.address))
 
     @property
     def client(self) -> Client:
@@ -71,8 +57,7 @@ class Host:
 
     def status(self) -> admin_pb2.GetStatusResponse:
         """Return what `kvtier status` shows."""
-        with grpc.insecure_channel(self.daemon.target) as channel:
-            return AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=60)
+        return self.daemon.status()
 
     def counter(self, name: str) -> int:
         """Return a counter of the daemon."""

@@ -7,8 +7,6 @@ served byte for byte over both transports, and nothing is held, leased, reserved
 import itertools
 import os
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -25,6 +23,7 @@ from kvtier.v1.local import Method
 
 from ..appliance.loops import DaemonThread
 from ..appliance.raw_client import RawClient, Refused, chain, identity
+from ..waiting import until
 
 HEADS = 4  # fragments of 16 KiB: slots without waste
 BLOCK_BYTES = 32 << 10
@@ -116,11 +115,7 @@ class Scene:
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds on the daemon's loop."""
-        pause = threading.Event()
-        deadline_at = time.monotonic() + WAIT_S
-        while not self.served.call(holds):
-            assert time.monotonic() < deadline_at, f"never at rest: {self.served.call(self.unrest)}"
-            pause.wait(0.002)
+        until(lambda: self.served.call(holds), lambda: f"never at rest: {self.served.call(self.unrest)}")
 
     def unrest(self) -> dict[str, int]:
         """Everything that must be zero when nobody wants anything, as far as it is not."""

@@ -12,14 +12,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from kvtier.appliance.host import process
 from kvtier.tiers.cold.segment_files import segment_path
-from kvtier.v1 import admin_pb2
 from kvtier.v1 import kvcache_pb2 as pb
-from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
@@ -238,7 +235,7 @@ def on_disk(folder: Path, disk: Path, capacity: str) -> Daemon:
     sizes = ("tiers.dram.capacity=8MiB", "tiers.dram.extent=2MiB", "tiers.nvme.segment=1MiB")
     places = (f"tiers.nvme.path={disk}/nvme", f"tiers.nvme.capacity={capacity}")
     settings = (*sizes, *places, "compression.codec=identity")
-    return Daemon(folder, arguments=tuple(part for one in settings for part in ("--set", one)))
+    return Daemon(folder, settings=settings)
 
 
 def fill(disk: Path) -> None:
@@ -275,7 +272,7 @@ def test_a_disk_that_fills_up_meanwhile_loses_nothing(disk: Path, tmp_path: Path
     running = on_disk(tmp_path, disk, "16MiB")
     try:
         running.start()
-        with RawClient(f"{running.path}.local") as client, grpc.insecure_channel(running.target) as channel:
+        with RawClient(f"{running.path}.local") as client:
             client.attach()
             namespace = client.register(heads=HEADS)
             client.put(namespace, chain(NUM_BLOCKS, "c0"), payload(0))
@@ -292,10 +289,8 @@ def test_a_disk_that_fills_up_meanwhile_loses_nothing(disk: Path, tmp_path: Path
                 assert payload(number).startswith(found), f"wrong bytes in chain {number}"
                 num_found += len(found) // BLOCK_BYTES
             assert num_found >= 6 * NUM_BLOCKS, "memory at least is served"
-            admin = AdminServiceStub(channel)
-            assert list(admin.CheckIntegrity(admin_pb2.CheckIntegrityRequest()).problems) == []
-            counters = admin.GetStatus(admin_pb2.GetStatusRequest()).counters
-            print(f"{num_found} blocks found of {40 * NUM_BLOCKS}; {dict(counters)}")
+            assert running.audit() == []
+            print(f"{num_found} blocks found of {40 * NUM_BLOCKS}; {dict(running.status().counters)}")
         assert running.stop() == 0
         (disk / "filler").unlink()
         running.start()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -18,8 +17,7 @@ from kvtier.clients.operations import stream_codecs
 from kvtier.clients.options import Limits
 from kvtier.tiers.codecs import streaming
 from kvtier.tiers.codecs.base import Shape
-from kvtier.v1 import admin_pb2, kvcache_pb2
-from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from kvtier.v1 import kvcache_pb2
 
 from ..contracts.kv_values import values_like_kv
 from ..daemon import PATIENT, Daemon
@@ -42,18 +40,13 @@ def blocks_like_kv() -> NDArray[np.uint8]:
 
 @pytest.fixture(params=["exponents", "planes", "auto", "identity"])
 def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
-    started = Daemon(tmp_path, arguments=("--set", f"compression.codec={request.param}"))
-    started.remote_codec = request.param  # type: ignore[attr-defined]
-    started.start()
-    try:
+    with Daemon(tmp_path, settings=(f"compression.codec={request.param}",)) as started:
+        started.remote_codec = request.param  # type: ignore[attr-defined]
         yield started
-    finally:
-        started.close()
 
 
 def counters(daemon: Daemon) -> dict[str, int]:
-    with grpc.insecure_channel(daemon.target) as channel:
-        return dict(AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest()).counters)
+    return dict(daemon.status().counters)
 
 
 def of_streams(counted: dict[str, int]) -> dict[str, int]:
@@ -96,12 +89,8 @@ def test_both_ways_and_beside_clients_that_read_no_codec(
 
 @pytest.fixture
 def exponents_daemon(tmp_path: Path) -> Iterator[Daemon]:
-    started = Daemon(tmp_path, arguments=("--set", "compression.codec=exponents"))
-    started.start()
-    try:
+    with Daemon(tmp_path, settings=("compression.codec=exponents",)) as started:
         yield started
-    finally:
-        started.close()
 
 
 def test_a_get_into_pieces(exponents_daemon: Daemon) -> None:

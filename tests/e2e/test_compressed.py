@@ -4,7 +4,6 @@ restart and after the policy chose otherwise."""
 import hashlib
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,8 +11,6 @@ from numpy.typing import NDArray
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import Shape
 from kvtier.tiers.codecs.registry import codec_named
-from kvtier.v1 import admin_pb2
-from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from ..contracts.kv_values import values_like_kv
 from ..daemon import PATIENT, Daemon
@@ -47,29 +44,19 @@ def test_blocks_on_nvme_take_less_and_are_the_same(tmp_path: Path, codec: str) -
         "compression.codec": codec,
     }
     (tmp_path / "cold").mkdir()
-    arguments = tuple(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))
-    daemon = Daemon(tmp_path, arguments=arguments)
-    daemon.start()
-    try:
+    with Daemon(tmp_path, settings=settings) as daemon:
         data = blocks_like_kv()
         with Client(daemon.target, timeout=PATIENT) as client:
             namespace = client.register(IDENTITY)
             assert client.put(namespace, NAMES, data).complete
         assert daemon.stop() == 0  # drains: everything is in the cold store now
         daemon.start()
-        with (
-            grpc.insecure_channel(daemon.target) as channel,
-            Client(daemon.target, timeout=PATIENT) as client,
-        ):
-            admin = AdminServiceStub(channel)
-            status = admin.GetStatus(admin_pb2.GetStatusRequest())
-            nvme = next(tier for tier in status.tiers if tier.tier == 3)
+        with Client(daemon.target, timeout=PATIENT) as client:
+            nvme = next(tier for tier in daemon.status().tiers if tier.tier == 3)
             bound = codec_named(codec).stored_bound(SHAPE)
             least = 2 * (NUM_BLOCKS - 1) * bound + GEOMETRY.block_bytes  # the noise as it is
             assert least <= nvme.used_bytes < 0.9 * data.nbytes
             namespace = client.register(IDENTITY)
             report = client.get(namespace, NAMES)
             np.testing.assert_array_equal(report.data, data)
-            assert admin.CheckIntegrity(admin_pb2.CheckIntegrityRequest()).problems == []
-    finally:
-        daemon.close()
+            assert daemon.audit() == []

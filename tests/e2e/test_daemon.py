@@ -257,9 +257,7 @@ def test_a_signal_drains_and_the_next_life_remembers(tmp_path: Path) -> None:
         f"  nvme: {{path: {tmp_path}/nvme, capacity: 16MiB, segment: 1MiB}}\n"
     )
     data = os.urandom(8 * BLOCK_BYTES)
-    running = Daemon(tmp_path, policy)
-    try:
-        running.start()
+    with Daemon(tmp_path, policy) as running:
         with RawClient(f"{running.path}.local") as client:
             client.attach()
             client.put(client.register(heads=HEADS), chain(8), data)
@@ -281,8 +279,6 @@ def test_a_signal_drains_and_the_next_life_remembers(tmp_path: Path) -> None:
         assert running.stop(signal.SIGINT) == 0
         assert " ready at " in running.log.read_text()
         assert "Traceback" not in running.log.read_text()
-    finally:
-        running.close()
 
 
 def handles(pid: int, number: signal.Signals) -> bool:

@@ -10,25 +10,21 @@ import pytest
 
 from kvtier.appliance.host.process import EXIT_CANNOT_START
 
-from ..daemon import Daemon
+from ..daemon import Daemon, set_words
 from .test_kept_memory import NUM_BLOCKS, found, kill, store
 
 SMALL = ("tiers.dram.capacity=64MiB", "observe.http=off")
 
 
-def arguments(folder: Path) -> tuple[str, ...]:
+def settings(folder: Path) -> tuple[str, ...]:
     nvme = (f"tiers.nvme.path={folder}/nvme", "tiers.nvme.capacity=256MiB", "tiers.nvme.segment=4MiB")
-    return tuple(part for setting in SMALL + nvme for part in ("--set", setting))
+    return SMALL + nvme
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path, arguments=arguments(tmp_path))
-    daemon.start()
-    try:
+    with Daemon(tmp_path, settings=settings(tmp_path)) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 @pytest.mark.parametrize("has_same_socket", [True, False])
@@ -37,7 +33,9 @@ def test_a_second_daemon_is_refused_and_the_first_goes_on(running: Daemon, has_s
     serving = running.pid
     target = running.target if has_same_socket else f"{running.target}.other"
     command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", target]
-    second = subprocess.run([*command, *arguments(running.path.parent)], capture_output=True, text=True)
+    second = subprocess.run(
+        [*command, *set_words(settings(running.path.parent))], capture_output=True, text=True
+    )
     assert second.returncode == EXIT_CANNOT_START, second.stderr
     words = "another daemon listens" if has_same_socket else f"pid {serving}"
     assert words in second.stderr
@@ -53,13 +51,9 @@ def test_after_its_supervisor_was_killed_a_start_at_once_works_and_has_nvme(runn
     running.start()
     assert found(running) == NUM_BLOCKS
     running.signal(signal.SIGKILL)
-    again = Daemon(running.path.parent, arguments=arguments(running.path.parent))
-    try:
-        again.start()
+    with Daemon(running.path.parent, settings=settings(running.path.parent)) as again:
         again.wait_for_log("ready at")
         assert found(again) == NUM_BLOCKS
         assert again.stop() == 0
-    finally:
-        again.close()
     assert not running.path.exists()
     assert not Path(f"{running.path}.local").exists()

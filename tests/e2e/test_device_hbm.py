@@ -3,7 +3,6 @@ it."""
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from kvtier.tiers.gpu.device.cuda import CudaDevice
 from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread
+from ..waiting import until
 from .direct_scene import names, runtime_at
 
 GEOMETRY = Geometry(4, 2, 64, 16, "float16", layers_per_group=2)
@@ -54,10 +54,7 @@ def make_settings(folder: Path, hbm: str = "4MiB") -> Settings:
 
 def wait_until(served: DaemonThread, holds: Callable[[], bool]) -> None:
     """Wait until something holds on the daemon's loop."""
-    pause, deadline_at = threading.Event(), time.monotonic() + WAIT_S
-    while not served.call(holds):
-        assert time.monotonic() < deadline_at, served.call(served.daemon.planner.statistics)
-        pause.wait(0.002)
+    until(lambda: served.call(holds), lambda: served.call(served.daemon.planner.statistics))
 
 
 def resident(daemon: Daemon, tier: Tier) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ..sources.directories.servers import Server, etcd_server, needs_etcd, needs_redis, redis_server
-from .fleet_hosts import CHAIN_BLOCKS, fleet, indexed, until
+from ..waiting import until
+from .fleet_hosts import CHAIN_BLOCKS, fleet, indexed
 
 #: Set by `make test-directories`: a minute of daemons and servers that are killed.
 needs_time = pytest.mark.skipif(

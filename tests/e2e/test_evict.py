@@ -35,11 +35,8 @@ def test_an_emptied_cold_store_is_empty_after_a_crash(tmp_path: Path) -> None:
         "tiers.nvme.segment": "2MiB",
         "observe.http": "off",
     }
-    words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    daemon = Daemon(tmp_path, arguments=tuple(words))
     chain = [hashlib.sha256(bytes([number])).digest() for number in range(NUM_BLOCKS)]
-    try:
-        daemon.start()
+    with Daemon(tmp_path, settings=values) as daemon:
         with Client(daemon.target) as client:
             namespace = client.register(IDENTITY)
             client.put(namespace, chain, bytes(NUM_BLOCKS * GEOMETRY.block_bytes), session="s")
@@ -54,5 +51,3 @@ def test_an_emptied_cold_store_is_empty_after_a_crash(tmp_path: Path) -> None:
         daemon.start()
         assert status(daemon)["num_blocks"] == 0
         assert used_bytes(daemon)["nvme"] == 0
-    finally:
-        daemon.close()

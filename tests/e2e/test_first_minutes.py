@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,15 +40,9 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=START_S, env=env, check=False)
 
 
-@contextlib.contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[Daemon]:
-    """A daemon in `folder`."""
-    one = Daemon(folder, arguments=(*SMALL, *arguments))
-    one.start()
-    try:
-        yield one
-    finally:
-        one.close()
+def running(folder: Path, *arguments: str) -> Daemon:
+    """Return a daemon for `folder`."""
+    return Daemon(folder, arguments=(*SMALL, *arguments))
 
 
 def test_serve_twice(tmp_path: Path) -> None:

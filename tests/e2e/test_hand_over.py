@@ -17,7 +17,8 @@ from kvtier.clients import AsyncClient, Client, ExpectedBlocks, GetReport
 
 from ..daemon import PATIENT
 from ..sources.directories.servers import needs_redis, redis_server
-from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Host, data_of, fleet, indexed, names_of, until
+from ..waiting import until
+from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Host, data_of, fleet, indexed, names_of
 
 CHUNK = 7  # blocks; bundles have four
 

@@ -15,17 +15,14 @@ GEOMETRY = Geometry(
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"hot").digest(), GEOMETRY)
 NAMES = [hashlib.sha256(bytes([i])).digest() for i in range(8)]
 SETTINGS = (
-    *("--set", "tiers.hbm.capacity=16MiB"),
-    *("--set", "tiers.dram.capacity=16MiB", "--set", "tiers.dram.extent=16MiB"),
-    *("--set", "tiers.nvme.capacity=64MiB", "--set", "tiers.nvme.segment=16MiB"),
+    *("tiers.hbm.capacity=16MiB", "tiers.dram.capacity=16MiB", "tiers.dram.extent=16MiB"),
+    *("tiers.nvme.capacity=64MiB", "tiers.nvme.segment=16MiB"),
 )
 
 
 def test_a_hot_block_survives_a_clean_restart(tmp_path: Path) -> None:
     data = np.random.default_rng(4).integers(0, 256, 8 * GEOMETRY.block_bytes, np.uint8)
-    daemon = Daemon(tmp_path, arguments=(*SETTINGS, "--set", f"tiers.nvme.path={tmp_path / 'nvme'}"))
-    try:
-        daemon.start()
+    with Daemon(tmp_path, settings=(*SETTINGS, f"tiers.nvme.path={tmp_path / 'nvme'}")) as daemon:
         with Client(daemon.target, timeout=PATIENT) as client:
             namespace = client.register(IDENTITY)
             assert client.put(namespace, NAMES, data).complete
@@ -37,5 +34,3 @@ def test_a_hot_block_survives_a_clean_restart(tmp_path: Path) -> None:
             assert client.lookup(namespace, NAMES).tiers == (Tier.NVME,) * 8
             np.testing.assert_array_equal(client.get(namespace, NAMES).data, data)
         assert daemon.stop() == 0
-    finally:
-        daemon.close()

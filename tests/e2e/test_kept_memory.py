@@ -20,6 +20,7 @@ from kvtier.tiers.memory import memfd
 from kvtier.v1.shm import HUGE_PAGE_BYTES
 
 from ..daemon import PATIENT, START_S, Daemon, child_of, is_alive
+from ..waiting import until
 
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
@@ -33,12 +34,8 @@ TOKENS = list(range(NUM_BLOCKS * 16))
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path, arguments=("--set", "tiers.dram.capacity=64MiB", "--set", "observe.http=off"))
-    daemon.start()
-    try:
+    with Daemon(tmp_path, settings=("tiers.dram.capacity=64MiB", "observe.http=off")) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 def blocks(block_bytes: int, seed: int = 1) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
@@ -56,10 +53,7 @@ def kill(daemon: Daemon) -> None:
     """Kill the process that serves; return when another one has taken its place."""
     before = daemon.pid
     os.kill(before, signal.SIGKILL)
-    deadline_at, pause = time.monotonic() + START_S, threading.Event()
-    while daemon.pid in (0, before) or is_alive(before):
-        assert time.monotonic() < deadline_at
-        pause.wait(0.005)
+    until(lambda: daemon.pid not in (0, before) and not is_alive(before))
 
 
 def found(daemon: Daemon, identity: NamespaceIdentity = IDENTITY, seed: int = 1) -> int:
@@ -100,10 +94,7 @@ def test_memory_of_huge_pages_survives_a_kill_and_is_given_back(tmp_path: Path) 
     if num_free < NUM_HUGE_PAGES:
         pytest.skip(f"{num_free} huge pages are free, {NUM_HUGE_PAGES} wanted: sysctl -w vm.nr_hugepages=...")
     tier = ("tiers.dram.capacity=32MiB", "tiers.dram.extent=8MiB", "tiers.dram.hugepages=on")
-    arguments = (part for one in (*tier, "observe.http=off") for part in ("--set", one))
-    daemon = Daemon(tmp_path, arguments=tuple(arguments))
-    daemon.start()
-    try:
+    with Daemon(tmp_path, settings=(*tier, "observe.http=off")) as daemon:
         store(daemon)
         before = num_huge(daemon.pid)
         assert before > 0
@@ -115,8 +106,6 @@ def test_memory_of_huge_pages_survives_a_kill_and_is_given_back(tmp_path: Path) 
         store(daemon, NamespaceIdentity(bytes(32), GEOMETRY), seed=2)  # what was taken over is written again
         assert found(daemon) == NUM_BLOCKS
         assert daemon.stop() == 0
-    finally:
-        daemon.close()
 
 
 def test_two_namespaces_of_the_same_tokens_are_told_apart_after_a_kill(running: Daemon) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from kvtier.tiers.block import Tier
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
 from ..daemon import Daemon
+from ..waiting import until
 
 GEOMETRY = Geometry(num_layers=2, num_kv_heads=4, head_dim=128, block_tokens=16, dtype="bfloat16")
 WIDER = Geometry(
@@ -166,21 +166,14 @@ def test_a_table_is_of_one_domain(tmp_path: Path) -> None:
 
 
 def test_the_table_of_a_daemon_that_died_is_not_believed(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path)
-    try:
+    with Daemon(tmp_path) as daemon, Client(daemon.target) as client:
+        namespace = client.register(identity("a"))
+        client.put(namespace, chain(1, 3), bytes(3 * namespace.block_bytes))
+        assert client.lookup(namespace, chain(1, 3)).num_blocks == 3
+        assert read_one(client, namespace, chain(1, 3)) is not None
+        daemon.stop()
+        until(lambda: read_one(client, namespace, chain(1, 3)) is None)
+        with pytest.raises(Unavailable):
+            client.lookup(namespace, chain(1, 3))
         daemon.start()
-        with Client(daemon.target) as client:
-            namespace = client.register(identity("a"))
-            client.put(namespace, chain(1, 3), bytes(3 * namespace.block_bytes))
-            assert client.lookup(namespace, chain(1, 3)).num_blocks == 3
-            assert read_one(client, namespace, chain(1, 3)) is not None
-            daemon.stop()
-            deadline_at = time.monotonic() + 30
-            while read_one(client, namespace, chain(1, 3)) is not None:
-                assert time.monotonic() < deadline_at
-            with pytest.raises(Unavailable):
-                client.lookup(namespace, chain(1, 3))
-            daemon.start()
-            assert client.lookup(namespace, chain(1, 3)).num_blocks == 0
-    finally:
-        daemon.close()
+        assert client.lookup(namespace, chain(1, 3)).num_blocks == 0

@@ -22,7 +22,8 @@ from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
 from ..contracts.kv_values import values_like_kv
 from ..security.certificates import Authority, Pair
-from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Host, data_of, fleet, names_of, until
+from ..waiting import until
+from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Host, data_of, fleet, names_of
 
 
 def test_a_prompt_of_one_host_is_read_by_another_from_its_memory(tmp_path: Path) -> None:

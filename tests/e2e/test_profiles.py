@@ -28,8 +28,8 @@ NUM_BLOCKS = 12
 NAMES = [hashlib.sha256(b"p%d" % i).digest() for i in range(NUM_BLOCKS)]
 
 
-def started(tmp_path: Path) -> Daemon:
-    """Return a daemon with a cold store and a directory of profiles."""
+def daemon_of(tmp_path: Path) -> Daemon:
+    """Return a daemon with a cold store and a directory of profiles, in which there is PROFILE."""
     settings = {
         "tiers.dram.capacity": "8MiB",
         "tiers.dram.extent": "2MiB",
@@ -38,12 +38,10 @@ def started(tmp_path: Path) -> Daemon:
         "tiers.nvme.segment": "1MiB",
         "compression.profiles": str(tmp_path / "profiles"),
     }
-    arguments = tuple(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))
     for name in ("cold", "profiles"):
-        (tmp_path / name).mkdir(exist_ok=True)
-    daemon = Daemon(tmp_path, arguments=arguments)
-    daemon.start()
-    return daemon
+        (tmp_path / name).mkdir()
+    write_profile(PROFILE, tmp_path / "profiles" / "four-bits.yaml")
+    return Daemon(tmp_path, settings=settings)
 
 
 def decoded(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -61,14 +59,11 @@ def decoded(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def test_only_who_names_a_profile_is_stored_by_it(tmp_path: Path) -> None:
-    (tmp_path / "profiles").mkdir()
-    write_profile(PROFILE, tmp_path / "profiles" / "four-bits.yaml")
     data = np.concatenate([values_like_kv(WHOLE, seed) for seed in range(NUM_BLOCKS)])
     lossy = NamespaceIdentity(MODEL, GEOMETRY, profile_digest=PROFILE.digest)
     exact = NamespaceIdentity(MODEL, GEOMETRY)
     expected = decoded(data)  # before a daemon reads: it loads what was compiled for this
-    daemon = started(tmp_path)
-    try:
+    with daemon_of(tmp_path) as daemon:
         with Client(daemon.target, timeout=PATIENT) as client:
             for identity in (lossy, exact):
                 assert client.put(client.register(identity), NAMES, data).complete
@@ -95,21 +90,13 @@ def test_only_who_names_a_profile_is_stored_by_it(tmp_path: Path) -> None:
         with Client(daemon.target, timeout=PATIENT) as client:  # nothing was lost meanwhile
             report = client.get(client.register(lossy), NAMES)
             np.testing.assert_array_equal(report.data, expected)
-    finally:
-        daemon.close()
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "profiles").mkdir()
-    write_profile(PROFILE, tmp_path / "profiles" / "four-bits.yaml")
-    daemon = started(tmp_path)
-    try:
-        with Client(daemon.target, timeout=PATIENT) as client:
-            other = NamespaceIdentity(b"o" * 32, GEOMETRY, profile_digest=PROFILE.digest)
-            with pytest.raises(KvtierError, match="it is of model"):
-                client.register(other)
-            fewer = Geometry(num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16")
-            with pytest.raises(KvtierError, match="num_kv_heads is 4, the namespace's is 2"):
-                client.register(NamespaceIdentity(MODEL, fewer, profile_digest=PROFILE.digest))
-    finally:
-        daemon.close()
+    with daemon_of(tmp_path) as daemon, Client(daemon.target, timeout=PATIENT) as client:
+        other = NamespaceIdentity(b"o" * 32, GEOMETRY, profile_digest=PROFILE.digest)
+        with pytest.raises(KvtierError, match="it is of model"):
+            client.register(other)
+        fewer = Geometry(num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16")
+        with pytest.raises(KvtierError, match="num_kv_heads is 4, the namespace's is 2"):
+            client.register(NamespaceIdentity(MODEL, fewer, profile_digest=PROFILE.digest))

@@ -19,7 +19,8 @@ from kvtier.v1.local import Flag, Frame, Method, encode
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
 from ..appliance.raw_client import RawClient
-from .fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of, until
+from ..waiting import until
+from .fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of
 
 SPEED = PrefillSpeed(tokens_per_s=100.0)  # so slow that fetching pays
 

@@ -3,9 +3,7 @@
 import hashlib
 import json
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGHUP
@@ -20,6 +18,7 @@ from kvtier.v1.types import TierKind
 
 from ..cli.conftest import run
 from ..daemon import PATIENT, Daemon
+from ..waiting import until
 from .test_evict import status, used_bytes
 
 GEOMETRY = Geometry(
@@ -28,16 +27,7 @@ GEOMETRY = Geometry(
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"second memory").digest(), GEOMETRY)
 CHAIN_BLOCKS = 8
 NUM_CHAINS = 40  # 320 MiB: more than both memories hold
-DEADLINE_S = 60.0
 CXL = "{kind: memory, capacity: 128MiB}"
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state of the daemon."""
-    ends_at, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not holds():
-        assert time.monotonic() < ends_at, "not reached"
-        pause.wait(0.02)
 
 
 def capacity_bytes(daemon: Daemon) -> dict[str, int]:
@@ -83,15 +73,11 @@ def daemon_of(folder: Path, policy: Path | None = None, **changed: str) -> Itera
         "observe.http": "off",
         **changed,
     }
-    words = [word for key, value in values.items() if value for word in ("--set", f"{key}={value}")]
-    daemon = Daemon(folder, policy, arguments=tuple(words))
-    try:
-        daemon.start()
+    values = {key: value for key, value in values.items() if value}
+    with Daemon(folder, policy, settings=values) as daemon:
         yield daemon
         assert daemon.stop() == 0
         assert "Traceback" not in daemon.log.read_text()
-    finally:
-        daemon.close()
 
 
 def fill(client: Client, namespace: Namespace) -> None:

@@ -3,10 +3,8 @@
 import hashlib
 import importlib.util
 import shutil
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGHUP, SIGKILL
@@ -22,6 +20,7 @@ from kvtier.tiers.codecs.exact.planes import Planes
 from tests.sources.objects.gateway import Gateway
 
 from ..daemon import PATIENT, Daemon
+from ..waiting import until
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("no object stores: `pip install obstore`", allow_module_level=True)
@@ -36,14 +35,6 @@ CHAIN_BLOCKS = 3 * BUNDLE_BLOCKS + 2  # the last two are no whole bundle
 STORED_BLOCKS = 3 * BUNDLE_BLOCKS
 NUM_CHAINS = 4
 DEADLINE_S = 120.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state."""
-    ends_at, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not holds():
-        assert time.monotonic() < ends_at, "not reached"
-        pause.wait(0.05)
 
 
 def names_of(chain: int) -> list[bytes]:
@@ -71,15 +62,10 @@ def host(folder: Path, url: str, share: str, policy: Path | None = None, **more:
         **({"object.share": share} if policy is None else {}),
         **{key.replace("__", "."): value for key, value in more.items()},
     }
-    words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    daemon = Daemon(folder, policy, arguments=tuple(words))
-    try:
-        daemon.start()
+    with Daemon(folder, policy, settings=values) as daemon:
         daemon.wait_for_log(f"object store {url}: in use")
         yield daemon
         assert "Traceback" not in daemon.log.read_text()
-    finally:
-        daemon.close()
 
 
 def fill(daemon: Daemon) -> None:
@@ -240,17 +226,13 @@ def test_without_its_store_a_daemon_serves(tmp_path: Path) -> None:
     store = tmp_path / "store"
     folder = tmp_path / "host"
     folder.mkdir()
-    daemon = Daemon(folder, arguments=("--set", f"object.url=file://{store}", "--set", "observe.http=off"))
-    try:
-        daemon.start()
+    with Daemon(folder, settings=(f"object.url=file://{store}", "observe.http=off")) as daemon:
         daemon.wait_for_log("is not used: the bucket or folder does not exist")
         fill(daemon)
         expect(daemon, CHAIN_BLOCKS)
         store.mkdir()
         daemon.wait_for_log("in use")
         assert daemon.stop() == 0
-    finally:
-        daemon.close()
 
 
 @pytest.mark.parametrize(("num_stored", "chains"), [(2, (1, 0)), (1, (1,))])
@@ -262,10 +244,8 @@ def test_sigterm_exports_what_is_worth_most(tmp_path: Path, num_stored: int, cha
     folder = tmp_path / "first"
     folder.mkdir()
     policy.write_text(f"object: {{url: 'file://{store}', share: worth, daily_exports: {budget}}}\n")
-    words = ("--set", "observe.http=off", "--set", "tiers.dram.capacity=256MiB")
-    daemon = Daemon(folder, policy, arguments=words)
-    try:
-        daemon.start()
+    settings = ("observe.http=off", "tiers.dram.capacity=256MiB")
+    with Daemon(folder, policy, settings=settings) as daemon:
         daemon.wait_for_log("is not used: the bucket or folder does not exist")
         fill(daemon)
         for num_uses, chain in ((1, 0), (2, 1)):
@@ -276,8 +256,6 @@ def test_sigterm_exports_what_is_worth_most(tmp_path: Path, num_stored: int, cha
         assert not bundles(store)
         assert daemon.stop() == 0
         assert "Traceback" not in daemon.log.read_text()
-    finally:
-        daemon.close()
     assert bundles(store).keys() == {
         names_of(chain)[number].hex() for chain in chains for number in (3, 7, 11)
     }

@@ -28,12 +28,12 @@ from tests.e2e.test_shared_store import (
     fill,
     host,
     names_of,
-    until,
 )
 from tests.e2e.test_store_deaths import read_what_is_there
 from tests.sources.objects.bundles import verify_bundle
 from tests.sources.objects.gateway import Gateway
 
+from ..waiting import until
 from .proxy import Answer, Proxy
 from .test_faults import ceph, raw
 

@@ -2,7 +2,6 @@
 
 `compute-sanitizer python -m pytest tests/gpu/test_kernels.py` is how they are checked for stray accesses."""
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,11 +22,12 @@ from kvtier.tiers.gpu.device.cuda import CudaDevice
 from kvtier.tiers.gpu.pages import kernels
 from kvtier.tiers.gpu.pages.kernels import PieceKernel
 
+from ..waiting import until
+
 pytestmark = pytest.mark.gpu
 
 SHAPES = [Shape(1, 2, 16, 8, 128, "bfloat16"), Shape(3, 2, 16, 2, 72, "bfloat16")]
 COUNT = 64
-WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -44,10 +44,7 @@ def device() -> Iterator[Device]:
 def finish(device: Device, stream: Stream) -> None:
     """Wait until a stream has done what it was given."""
     event = stream.record()
-    deadline_at = time.monotonic() + WAIT_S
-    while not event.is_done():
-        assert time.monotonic() < deadline_at, "the device does not answer"
-        time.sleep(1e-4)
+    until(event.is_done, "the device does not answer", pause_s=1e-4)
     device.recycle(event)
 
 

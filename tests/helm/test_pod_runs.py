@@ -6,9 +6,8 @@ import http.client
 import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from tests.helm.charts import of_kind, policies, render
 from tests.helm.pods import Container, why_not
 from tests.ports import free_port
 
+from ..waiting import until
+
 pytest.importorskip("helm_python", reason="make test-helm installs it")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
-PATIENCE_S = 60.0
 SLEEPER = {"command": ["sh", "-c", "sleep 600 & echo up; wait"], "args": []}  # two processes
 VALUES: dict[str, Any] = {
     "policy": {"tiers": {"dram": {"capacity": "128MiB", "extent": "16MiB"}, "nvme": {"capacity": "512MiB"}}},
@@ -75,14 +75,6 @@ class Node:
             return 0
         finally:
             connection.close()
-
-
-def until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Wait for something to become so. Fails, saying `what` is, when it does not."""
-    deadline_at, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline_at, what()
-        pause.wait(0.05)
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import http.client
 import os
 import socket
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from kvtier.clients import Client, Geometry, NamespaceIdentity, prefix_hashes
 from tests.daemon import PATIENT
 from tests.helm.charts import Manifest, daemon, of_kind, render
 
+from ..waiting import until
 from .engine import Engine, pod_of
 
-PATIENCE_S = 240.0
 NUM_BLOCKS, BLOCK_TOKENS = 64, 16
 NAME, CONTAINER = "node", "node-kvtier"
 GEOMETRY = Geometry(num_layers=4, num_kv_heads=4, head_dim=64, block_tokens=BLOCK_TOKENS, dtype="float16")
@@ -110,14 +109,6 @@ class Node:
         ]
         assert isinstance(said, str)
         return said
-
-
-def until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Wait for something to become so. Fails, saying `what` is, when it does not."""
-    deadline_at, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline_at, what()
-        pause.wait(0.1)
 
 
 @pytest.fixture

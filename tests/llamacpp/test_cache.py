@@ -26,10 +26,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    running = Daemon(tmp_path)
-    running.start()
-    yield running
-    running.stop()
+    with Daemon(tmp_path) as running:
+        yield running
 
 
 OPEN: list[Any] = []  # contexts and caches of a test

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,11 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector 
 
 from kvtier.clients.lmcache import KvtierConnector  # noqa: E402
 
+from ..waiting import until  # noqa: E402
 from .engine import CHUNK_BYTES, CHUNK_TOKENS, Engine, prompt  # noqa: E402
 
 WAIT_S = 60.0
 NUM_TOKENS = 5 * CHUNK_TOKENS + 7
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds: LMCache stores behind the caller's back."""
-    pause, deadline_at = threading.Event(), time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_at, "it never came true"
-        pause.wait(0.02)
 
 
 def stored(engine: Engine, tokens: list[int], num_tokens: int) -> None:
@@ -45,10 +37,8 @@ def stored(engine: Engine, tokens: list[int], num_tokens: int) -> None:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One daemon for the tests that leave it alive."""
-    running = Daemon(tmp_path_factory.mktemp("daemon"), arguments=("--set", "tiers.dram.capacity=64MiB"))
-    running.start()
-    yield running
-    running.close()
+    with Daemon(tmp_path_factory.mktemp("daemon"), settings=("tiers.dram.capacity=64MiB",)) as running:
+        yield running
 
 
 def test_it_is_lmcaches_connector() -> None:
@@ -92,12 +82,7 @@ def test_models_of_another_name_share_nothing(shared: Daemon) -> None:
 
 def test_a_dead_daemon_is_a_miss_and_comes_back(tmp_path: Path) -> None:
     nvme = ("tiers.nvme.capacity=64MiB", "tiers.nvme.segment=16MiB", f"tiers.nvme.path={tmp_path}/nvme")
-    settings = [
-        word
-        for one in ("tiers.dram.capacity=32MiB", "tiers.dram.extent=8MiB", *nvme)
-        for word in ("--set", one)
-    ]
-    daemon = Daemon(tmp_path, arguments=tuple(settings))
+    daemon = Daemon(tmp_path, settings=("tiers.dram.capacity=32MiB", "tiers.dram.extent=8MiB", *nvme))
     tokens, other = prompt(NUM_TOKENS, seed=5), prompt(NUM_TOKENS, seed=6)
     with Engine(daemon.target) as engine:  # nobody listens yet
         assert engine.lookup(tokens) == 0
@@ -126,19 +111,14 @@ def test_a_full_daemon_serves_what_it_has(tmp_path: Path) -> None:
     num_tokens = num_chunks * CHUNK_TOKENS
     seeds = range(10, 20)
     assert len(seeds) * num_chunks * CHUNK_BYTES > 6 << 20
-    small = ("--set", "tiers.dram.capacity=4MiB", "--set", "tiers.dram.extent=2MiB")
-    daemon = Daemon(tmp_path, arguments=small)
-    daemon.start()
-    try:
-        with Engine(daemon.target) as engine:
-            for seed in seeds:
-                stored(engine, prompt(num_tokens, seed), num_tokens)
-            answers = [engine.retrieve(prompt(num_tokens, seed)) for seed in seeds]
-            assert all(is_right for _, is_right in answers)
-            assert min(answers)[0] < num_tokens
-            assert answers[-1] == (num_tokens, True)
-    finally:
-        daemon.close()
+    small = ("tiers.dram.capacity=4MiB", "tiers.dram.extent=2MiB")
+    with Daemon(tmp_path, settings=small) as daemon, Engine(daemon.target) as engine:
+        for seed in seeds:
+            stored(engine, prompt(num_tokens, seed), num_tokens)
+        answers = [engine.retrieve(prompt(num_tokens, seed)) for seed in seeds]
+        assert all(is_right for _, is_right in answers)
+        assert min(answers)[0] < num_tokens
+        assert answers[-1] == (num_tokens, True)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -49,10 +50,8 @@ def make(**parameters: str) -> Any:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    running = Daemon(tmp_path_factory.mktemp("daemon"), arguments=("--set", "tiers.dram.capacity=64MiB"))
-    running.start()
-    yield running
-    running.close()
+    with Daemon(tmp_path_factory.mktemp("daemon"), settings=("tiers.dram.capacity=64MiB",)) as running:
+        yield running
 
 
 @pytest.fixture
@@ -240,19 +239,14 @@ def test_a_full_queue_is_a_miss_at_once(adapter: Any, monkeypatch: pytest.Monkey
 
 
 def test_the_daemon_dies_between_lookup_and_load(tmp_path: Any) -> None:
-    own = Daemon(tmp_path, arguments=("--set", "tiers.dram.capacity=64MiB"))
-    own.start()
-    adapter = make(target=own.target)
-    try:
+    own = Daemon(tmp_path, settings=("tiers.dram.capacity=64MiB",))
+    with own, closing(make(target=own.target)) as adapter:
         keys = keys_of(3, "dies")
         store(adapter, keys, objects_of(3, seed=8))
         assert lookup(adapter, keys) == [0, 1, 2]
         own.stop()
         assert load(adapter, keys, objects_of(3)) == []
         assert not store(adapter, keys, objects_of(3, seed=8)).is_successful()
-    finally:
-        adapter.close()
-        own.close()
 
 
 @pytest.mark.parametrize(

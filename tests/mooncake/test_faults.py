@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from kvtier.sources.objects.pool import PART_BYTES, MooncakePool
 from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.sources.objects.store import ObjectStore, StoreLimits
 
+from ..waiting import until
 from .running import Pool
 
 #: One hung call takes a second; a start may take long on a busy machine.
@@ -45,14 +45,6 @@ def outcome(call: Callable[[], object]) -> object:
         return call()
     except StoreError as error:
         return error.problem
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state."""
-    ends_at, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not holds():
-        assert time.monotonic() < ends_at, "not reached"
-        pause.wait(0.1)
 
 
 def is_back(store: ObjectStore, name: str) -> bool:

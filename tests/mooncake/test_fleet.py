@@ -22,8 +22,8 @@ from ..e2e.test_shared_store import (
     fill,
     host,
     names_of,
-    until,
 )
+from ..waiting import until
 from .running import Pool
 
 NUM_BUNDLES = NUM_CHAINS * STORED_BLOCKS // BUNDLE_BLOCKS

@@ -7,7 +7,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +26,7 @@ from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
 from ..appliance.raw_client import RawClient, Refused, identity
+from ..waiting import until
 from .certificates import Authority, write_server_files
 
 OTHER_UID = 54_321
@@ -262,9 +262,7 @@ def test_certificates_are_read_again_without_a_restart(
     with authority.channel(address, authority.sign("dns:ops")) as standing:
         assert code_of(lambda: get_status(standing)) == "answered"
         write_server_files(tmp_path, successor)
-        deadline_at = time.monotonic() + 60
-        while seen(successor, successor) != "answered":
-            assert time.monotonic() < deadline_at, "the files are watched"
+        until(lambda: seen(successor, successor) == "answered", "the files are watched")
         assert seen(authority, authority) == "UNAVAILABLE", "the daemon shows the new certificate"
         assert seen(successor, authority) == "UNAVAILABLE", "and trusts the new authority only"
         assert code_of(lambda: get_status(standing)) == "answered", "what is connected stays so"

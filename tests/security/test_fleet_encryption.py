@@ -4,9 +4,6 @@ import hashlib
 import importlib.util
 import os
 import socket
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from kvtier.sources.objects.store import ObjectStore
 from kvtier.tiers.encryption.master_keys import MasterKeys, key_id
 from kvtier.v1 import admin_pb2 as pb
 
+from ..waiting import until
 from .test_erase import IDENTITY, NAMES, PLANTED, Served, reason_of, settings_in
 from .test_key_rotation import by_watch, write
 
@@ -33,7 +31,6 @@ if importlib.util.find_spec("obstore") is None:
 MASTER, OTHER = os.urandom(32), os.urandom(32)
 OURS = replace(IDENTITY, domain="tenant:acme")  # as the daemon has it
 STORED = NAMES[:16]  # a bundle; the rest is none
-DEADLINE_S = 120.0
 
 
 def settings(folder: Path, host: str, master: bytes = MASTER, *, nvme: bool = True) -> Settings:
@@ -46,14 +43,6 @@ def settings(folder: Path, host: str, master: bytes = MASTER, *, nvme: bool = Tr
     return (
         found if nvme else found.model_copy(update={"tiers": found.tiers.model_copy(update={"nvme": None})})
     )
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state."""
-    ends_at, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not holds():
-        assert time.monotonic() < ends_at, "not reached"
-        pause.wait(0.05)
 
 
 def bundles(folder: Path) -> list[Path]:

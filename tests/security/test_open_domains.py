@@ -1,7 +1,6 @@
 """Isolation domains that local clients name: each tenant has a share, and unused ones are given back."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,18 +12,15 @@ from kvtier.tiers.block import Tier
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
 from ..appliance.raw_client import RawClient, Refused, chain
+from ..waiting import until
 
-WAIT_S = 60.0
 Record = Callable[[str, object], None]
 ACME = {"members": [f"uid:{os.getuid()}"]}
 
 
 def wait_until_alone(served: DaemonThread) -> None:
     """Wait until the daemon has noticed that all clients left."""
-    deadline_at = time.monotonic() + WAIT_S
-    while served.call(lambda: len(served.daemon.clients)):
-        assert time.monotonic() < deadline_at, "clients stayed"
-        time.sleep(0.01)
+    until(lambda: not served.call(lambda: len(served.daemon.clients)), "clients stayed")
 
 
 def attach(served: DaemonThread, domain: str, staging_bytes: int = 4096) -> RawClient:

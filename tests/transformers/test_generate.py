@@ -218,23 +218,22 @@ def test_another_process_and_a_restarted_daemon(tmp_path: Path) -> None:
     """The real daemon: written here, read by another process, and again here after the daemon's restart."""
     nvme = (f"tiers.nvme.path={tmp_path}/nvme", "tiers.nvme.capacity=64MiB", "tiers.nvme.segment=16MiB")
     small = ("tiers.dram.capacity=32MiB", "tiers.dram.extent=8MiB", *nvme)
-    daemon = Daemon(tmp_path, arguments=tuple(word for one in small for word in ("--set", one)))
-    daemon.start()
     model, prompt = build(SLIDING), tokens(101)
-    try:
-        with Client(daemon.target) as client, PrefixStore(model, client, block_tokens=8) as store:
-            cache = store.load(prompt)
-            expected = answer(model, prompt, cache)
-            assert cache.save().num_refused == 0
-            assert tell(SLIDING, daemon.target) == [96, expected[0].tolist(), {"dram": 96}]
-            daemon.stop()
-            daemon.start()
-            again = store.load(prompt, session="reader")
-            assert (again.reuse.num_tokens, again.reuse.tokens_by_tier) == (96, {Tier.NVME: 96})
-            assert same(answer(model, prompt, again), expected)
-            assert again.save().why_not == ""
-    finally:
-        daemon.close()
+    with (
+        Daemon(tmp_path, settings=small) as daemon,
+        Client(daemon.target) as client,
+        PrefixStore(model, client, block_tokens=8) as store,
+    ):
+        cache = store.load(prompt)
+        expected = answer(model, prompt, cache)
+        assert cache.save().num_refused == 0
+        assert tell(SLIDING, daemon.target) == [96, expected[0].tolist(), {"dram": 96}]
+        daemon.stop()
+        daemon.start()
+        again = store.load(prompt, session="reader")
+        assert (again.reuse.num_tokens, again.reuse.tokens_by_tier) == (96, {Tier.NVME: 96})
+        assert same(answer(model, prompt, again), expected)
+        assert again.save().why_not == ""
 
 
 def test_long_prompts_go_in_pieces(make_store: Make, appliance: FakeAppliance, monkeypatch: Any) -> None:

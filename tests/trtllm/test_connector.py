@@ -129,9 +129,7 @@ def test_salts_and_adapters_are_kept_apart(executor: Callable[..., Executor]) ->
 def test_what_is_promised_survives_the_daemon(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = Daemon(tmp_path)
-    daemon.start()
-    try:
+    with Daemon(tmp_path) as daemon:
         settings(monkeypatch, daemon.target)
         engine = Executor(stand_in.arguments(""), module)
         engine.serve(PROMPT)
@@ -148,8 +146,6 @@ def test_what_is_promised_survives_the_daemon(
         engine.settle()
         assert engine.serve(PROMPT) == 0
         engine.settle()
-    finally:
-        daemon.stop()
 
 
 WINDOWS = SimpleNamespace(tokens_per_block=8, max_attention_window=[1024, 32768], host_cache_size=None)

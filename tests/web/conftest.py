@@ -52,8 +52,7 @@ class Site:
         }
         left_out = tuple(f"tiers.{tier}." for tier in TIERS if tier not in tiers)
         values = {key: value for key, value in values.items() if not key.startswith(left_out)}
-        words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-        self.daemon = Daemon(folder, arguments=tuple(words))
+        self.daemon = Daemon(folder, settings=values)
         self.url = f"http://127.0.0.1:{self.port}/"
         self.chats = Chats(self.daemon.target, names=names, pace=pace, fastest=STANDARD.named(tiers[0]))
         self._player: threading.Thread | None = None

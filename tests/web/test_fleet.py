@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from ..e2e.fleet_hosts import CHAIN_BLOCKS, Host, fleet, until
+from ..e2e.fleet_hosts import CHAIN_BLOCKS, Host, fleet
 from ..ports import free_port
+from ..waiting import until
 from .test_browser import WATCH, Seen
 
 ROWS = "[...document.querySelectorAll('#fleet tbody tr')]"

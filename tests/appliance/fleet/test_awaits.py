@@ -19,7 +19,8 @@ from kvtier.appliance.server.grpc_server import MAX_AWAITED
 from kvtier.v1 import peer_pb2 as pb
 from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
-from ...e2e.fleet_hosts import IDENTITY, fleet, names_of, until
+from ...e2e.fleet_hosts import IDENTITY, fleet, names_of
+from ...waiting import until
 from ..loops import run
 
 

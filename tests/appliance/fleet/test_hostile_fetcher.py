@@ -12,7 +12,8 @@ from kvtier.appliance.fleet.tickets import SEND_S
 from kvtier.v1 import peer_pb2 as pb
 from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
-from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of, until
+from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of
+from ...waiting import until
 
 
 def ticket_of(host: Host, chain: int) -> pb.FetchBlocksResponse:

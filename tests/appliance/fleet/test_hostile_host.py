@@ -4,16 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 
 from kvtier.clients import ExpectedBlocks, HostRank
 from kvtier.sources.directories.records import PROTOCOL
-from kvtier.v1 import admin_pb2
-from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
-from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, names_of, until
+from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, names_of
 from ...ports import free_port
+from ...waiting import until
 from .hostile_host import TRICKS, HostileHost
 
 CHAINS = range(1, 4)
@@ -29,9 +27,7 @@ def beside(folder: Path, hostile: HostileHost, *others: str) -> Iterator[Host]:
         host.register()
         host.daemon.wait_for_log(f"127.0.0.1:{hostile.port} (")
         yield host
-        with grpc.insecure_channel(host.daemon.target) as channel:
-            found = AdminServiceStub(channel).CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60)
-        assert list(found.problems) == []
+        assert host.daemon.audit() == []
         assert "Traceback" not in host.daemon.log.read_text()
     finally:
         host.daemon.close()

@@ -4,8 +4,6 @@ import hashlib
 import http.client
 import itertools
 import json
-import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from kvtier.appliance.config import Settings
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 
+from ...waiting import until
 from ..loops import DaemonThread
 
 GEOMETRY = Geometry(
@@ -71,10 +70,7 @@ class Shown:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds: what is shown is counted every half second at most."""
-        pause, deadline_at = threading.Event(), time.monotonic() + 60.0
-        while not condition():
-            assert time.monotonic() < deadline_at, "never true"
-            pause.wait(0.05)
+        until(condition, "never true")
 
     def audit(self) -> list[str]:
         """Audit the daemon."""

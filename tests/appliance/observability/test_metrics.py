@@ -1,8 +1,6 @@
 """The metrics of a real daemon: their names, their labels, and that they add up."""
 
 import re
-import threading
-import time
 from collections import defaultdict
 
 import grpc
@@ -17,6 +15,7 @@ from kvtier.tiers.codecs.registry import BY_NAME
 from kvtier.v1 import admin_pb2, events_pb2, kvcache_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
+from ...waiting import until
 from .conftest import IDENTITY, Shown, Start, names, use
 
 MAX_SERIES = 3000  # of one daemon, whatever is done to it
@@ -46,10 +45,7 @@ def total(samples: Samples, name: str, **labels: str) -> float:
 
 def scrape_until(shown: Shown, text: str) -> Samples:
     """Scrape when the metrics say something: a refused call is counted just after its caller is told."""
-    pause, deadline_at = threading.Event(), time.monotonic() + 60.0
-    while text not in shown.get("/metrics"):
-        assert time.monotonic() < deadline_at, f"{text} is not there"
-        pause.wait(0.01)
+    until(lambda: text in shown.get("/metrics"), lambda: f"{text} is not there")
     return scrape(shown)
 
 

@@ -134,13 +134,9 @@ def test_nothing_planted_is_found_in_log_metric_snapshot_or_trace(start: Start, 
 def test_nothing_planted_is_found_in_the_log_of_a_process(tmp_path: Any, form: str) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(f"observe: {{log: {form}, http: off}}\ntiers: {{dram: {{capacity: 64MiB}}}}\n")
-    daemon = Daemon(tmp_path, policy)
-    try:
-        daemon.start()
+    with Daemon(tmp_path, policy) as daemon:
         plant(daemon.target, f"{daemon.path}.local")
         assert daemon.stop() == 0
-    finally:
-        daemon.close()
     text = daemon.log.read_text()
     assert_clean("the log", text)
     lines = [line for line in text.splitlines() if " ready at " not in line]

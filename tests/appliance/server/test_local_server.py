@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import local_pb2
 from kvtier.v1.local import HEADER, MAX_PAYLOAD_BYTES, Flag, Frame, Method, encode
 
+from ...waiting import until
 from ..conftest import small_settings
 from ..loops import DaemonThread, run
 from ..raw_client import RawClient, Refused, chain
@@ -44,16 +43,6 @@ def ends(served: DaemonThread) -> dict[str, int]:
 def expect_closed(client: RawClient) -> None:
     with pytest.raises(ConnectionError):
         client.receive()
-
-
-def until(served: DaemonThread, holds: Callable[[], bool]) -> None:
-    """Wait until something holds on the daemon's loop, at most a minute."""
-
-    pause = threading.Event()
-    deadline_at = time.monotonic() + 60.0
-    while not served.call(holds):
-        assert time.monotonic() < deadline_at, "it never happened"
-        pause.wait(0.002)
 
 
 def as_much_as_it_takes(to: socket.socket, data: memoryview) -> int:
@@ -95,7 +84,7 @@ def test_who_breaks_the_framing_is_cut_off(
             bad.attach()
         bad.socket.sendall(data)
         expect_closed(bad)
-    until(served, lambda: ends(served) == {reason: 1})
+    until(lambda: served.call(lambda: ends(served) == {reason: 1}))
     assert len(raw.register().digest) == 32, "others are served as before"
 
 
@@ -151,7 +140,7 @@ def test_who_never_attaches_is_cut_off(
     monkeypatch.setattr(local_server, "ATTACH_TIMEOUT_S", 0.05)
     with RawClient(path_of(served)) as silent:
         expect_closed(silent)
-    until(served, lambda: ends(served) == {"did not attach": 1})
+    until(lambda: served.call(lambda: ends(served) == {"did not attach": 1}))
 
 
 def test_who_is_being_attached_is_not_cut_off(
@@ -189,7 +178,7 @@ def test_a_connection_whose_attach_was_refused_is_closed(tmp_path: Path) -> None
                 with pytest.raises(Refused, match="may not have a ':'"):
                     refused.attach("a:b")
                 expect_closed(refused)
-        until(served, lambda: ends(served) == {"not attached": 3})
+        until(lambda: served.call(lambda: ends(served) == {"not attached": 3}))
         with RawClient(path_of(served)) as another:
             another.attach()
 
@@ -201,7 +190,7 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
             two.attach()
             with RawClient(path_of(served)) as three:
                 expect_closed(three)
-        until(served, lambda: len(served.daemon.clients) == 0)
+        until(lambda: served.call(lambda: len(served.daemon.clients) == 0))
         with RawClient(path_of(served)) as again:
             again.attach()
 
@@ -213,7 +202,7 @@ def test_a_closed_connection_gives_everything_back(served: DaemonThread, raw: Ra
         holder.put(namespace, chain(3), bytes(3 * 16384))
         assert holder.acquire(namespace, chain(3))[-1].num_blocks == 3
         assert served.call(served.daemon.planner.statistics)["num_leases"] == 1
-    until(served, lambda: len(served.daemon.clients) == 1)
+    until(lambda: served.call(lambda: len(served.daemon.clients) == 1))
     assert served.call(served.daemon.planner.statistics)["num_leases"] == 0
 
 
@@ -235,7 +224,7 @@ def test_a_killed_process_is_noticed_although_its_child_keeps_the_socket(served:
     code = DIES_WHILE_ITS_CHILD_LIVES.format(src=str(root / "src"), path=path_of(served))
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=root)
     assert process.wait(60) == -9
-    until(served, lambda: ends(served) == {"process died": 1})
+    until(lambda: served.call(lambda: ends(served) == {"process died": 1}))
     assert len(served.daemon.clients) == 0
     assert process.stdin is not None
     process.stdin.close()

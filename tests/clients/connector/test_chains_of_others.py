@@ -17,7 +17,8 @@ from kvtier.clients.connector.opaque import opaque_identity
 from kvtier.clients.lmcache.chunks import ChunkKind, ChunkStore
 
 from ...daemon import PATIENT, Daemon
-from ...e2e.test_shared_store import bundles, host, until
+from ...e2e.test_shared_store import bundles, host
+from ...waiting import until
 
 PAGE_BYTES, PAGE_TOKENS = 64 << 10, 64
 IDENTITY = opaque_identity(b"w" * 32, PAGE_BYTES, PAGE_TOKENS, "test", {}, "")

@@ -6,13 +6,11 @@ What is compared is every byte of every page, layer by layer, in pools that SGLa
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
@@ -26,11 +24,10 @@ from kvtier.clients.sglang import KvtierLinker
 from kvtier.clients.sglang import linker as linker_module
 from kvtier.clients.sglang.delivery import Staging
 from kvtier.clients.sglang.layered import LayeredPages
-from kvtier.v1.admin_pb2 import GetStatusRequest
-from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from ...daemon import Daemon
-from .linking import LAYERS, PAGE, WAIT_S, Key, Match, Tree, fill, hashes_of, page_of, pool_group, slots
+from ...waiting import until
+from .linking import LAYERS, PAGE, Key, Match, Tree, fill, hashes_of, page_of, pool_group, slots
 
 Make = Callable[..., KvtierLinker]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -89,12 +86,7 @@ def prompt(name: str, num_pages: int) -> Key:
 
 def wait_for_leases(daemon: Daemon, expected: int) -> None:
     """Wait until the daemon holds so many: what ends a lease has no answer."""
-    ends_at, pause = time.monotonic() + WAIT_S, threading.Event()
-    with grpc.insecure_channel(daemon.target) as channel:
-        stub = AdminServiceStub(channel)
-        while (held := stub.GetStatus(GetStatusRequest()).num_leases) != expected:
-            assert time.monotonic() < ends_at, f"{held} leases, not {expected}"
-            pause.wait(0.005)
+    until(lambda: daemon.status().num_leases == expected, f"not {expected} leases")
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

@@ -11,7 +11,8 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 from kvtier.clients.sglang import KvtierStorage
 
 from ...daemon import Daemon
-from ...e2e.test_shared_store import bundles, host, until
+from ...e2e.test_shared_store import bundles, host
+from ...waiting import until
 from .pools import HostPool
 from .test_backend import config_of, keys_of
 

@@ -9,9 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -20,9 +18,10 @@ import pytest
 from tests.ports import free_port
 from tests.security.certificates import Authority
 
+from ...waiting import until
+
 REDIS = next((found for found in map(shutil.which, ("redis-server", "valkey-server")) if found), None)
 ETCD = shutil.which("etcd") if shutil.which("etcdctl") else None
-START_S = 20.0
 PASSWORD = "correct-horse"
 needs_redis = pytest.mark.skipif(REDIS is None, reason="needs Debian's redis-server (make test-directories)")
 needs_etcd = pytest.mark.skipif(
@@ -80,14 +79,6 @@ class Server:
         """Return fields of INFO."""
         lines = self.ask("INFO", section).splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-def until(holds: Callable[[], bool], words: str, seconds: float = START_S) -> None:
-    """Wait for a state."""
-    ends_at, pause = time.monotonic() + seconds, threading.Event()
-    while not holds():
-        assert time.monotonic() < ends_at, words
-        pause.wait(0.02)
 
 
 def redis_command(port: int, *more: str) -> list[str]:

@@ -28,6 +28,7 @@ from kvtier.tiers.codecs.registry import codec_named
 from kvtier.tiers.codecs.streaming import StreamEncoder, usable_codecs
 
 from ...contracts.kv_values import values_like_kv
+from ...waiting import until
 
 TICKET = bytes(range(TICKET_BYTES))
 PATIENCE_S = 60.0
@@ -221,9 +222,7 @@ def test_more_than_was_announced_is_noticed() -> None:
         reader.begin(TICKET, 1)
         reader.fill(memoryview(bytearray(10)))
         reader.end()
-        ends_at = time.monotonic() + PATIENCE_S
-        while is_quiet(fetcher):
-            assert time.monotonic() < ends_at
+        until(lambda: not is_quiet(fetcher))
 
 
 @pytest.mark.parametrize("has_read", [False, True])

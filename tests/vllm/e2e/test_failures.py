@@ -4,7 +4,6 @@ The engine runs as it is deployed, in its own three processes. Which requests ar
 signal comes is left to chance on purpose; what must hold does not depend on it.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,8 +13,9 @@ from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess, Output, outputs_of
 
+from ...waiting import until
 from .comparison import difference
-from .rig import SEED, SMALL, WAIT_S
+from .rig import SEED, SMALL
 from .traffic import Traffic
 
 Ask = dict[str, object]
@@ -53,9 +53,7 @@ class Scene:
 
     def run_until_hits(self) -> None:
         """Hits come back by themselves. Raises AssertionError when they never do."""
-        deadline_s = time.monotonic() + WAIT_S
-        while not any(output.num_cached for output in self.run()):
-            assert time.monotonic() < deadline_s, f"no hit within {WAIT_S:.0f} s"
+        until(lambda: any(output.num_cached for output in self.run()), "no hit")
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
 """What one host computed, another one's engine serves from the object store, after the first is gone."""
 
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,9 +11,10 @@ from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess, Output
 
+from ...waiting import until
 from .. import patience
 from .comparison import difference, exact_difference
-from .rig import SEED, SMALL, WAIT_S, settled
+from .rig import SEED, SMALL, settled
 from .traffic import Traffic
 
 Ask = dict[str, object]
@@ -33,14 +32,6 @@ def host(store: Path) -> Iterator[ApplianceProcess]:
     with ApplianceProcess(settings=settings) as appliance:
         until(lambda: f"object store file://{store}: in use" in appliance.log.read_text())
         yield appliance
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state."""
-    ends_at, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not holds():
-        assert time.monotonic() < ends_at, "not reached"
-        pause.wait(0.05)
 
 
 def bundles(store: Path) -> list[Path]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
 
-NUM_SYSTEM_PROMPTS = 3
 SALTS = (None, None, "tenant-a", "tenant-b")
 
 

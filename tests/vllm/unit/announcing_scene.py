@@ -1,9 +1,7 @@
 """The agent of an engine with two ranks at a real daemon, and what its listeners are told."""
 
-import threading
-import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from kvtier.v1.channels import open_channel
 
 from ...appliance.conftest import small_settings
 from ...appliance.loops import DaemonThread
+from ...waiting import until
 from .engine import HASH_TOKENS, hashes_of
 from .threads_scene import identities
 
@@ -102,18 +101,11 @@ class Engine:
         """Tell further listeners; none here."""
 
     def until(self, wanted: dict[bytes, str]) -> None:
-        wait_for(lambda: self.hear() == wanted)
+        until(lambda: self.hear() == wanted)
 
     def close(self) -> None:
         self.agent.close()
         self.stop_daemon()
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    pause, deadline_at = threading.Event(), time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline_at, "it never came"
-        pause.wait(0.01)
 
 
 def in_medium(medium: str, names: list[bytes] = NAMES) -> dict[bytes, str]:
@@ -123,13 +115,13 @@ def in_medium(medium: str, names: list[bytes] = NAMES) -> dict[bytes, str]:
 def demote(engine: Engine) -> None:
     """Evict from memory until the blocks of the engine are in nvme only; once all are there, or one whose
     idle copy has not ended would be gone."""
-    wait_for(lambda: is_copied(engine))
+    until(lambda: is_copied(engine))
 
     def demoted() -> bool:
         engine.evict("dram")
         return not any(in_memory for in_memory, _ in residence(engine))
 
-    wait_for(demoted)
+    until(demoted)
 
 
 def is_copied(engine: Engine) -> bool:

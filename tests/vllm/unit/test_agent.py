@@ -19,7 +19,8 @@ from kvtier.clients.vllm.scheduler.handover import HandoverSource
 from kvtier.clients.vllm.scheduler.lookups import LookupRequest, PendingLookup, SessionUpdate
 from kvtier.testing import FakeAppliance
 
-from .threads_scene import GROUPS, HASHES, OPTIONS, TWO, WAIT_S, identities, store, wait_for
+from ...waiting import until
+from .threads_scene import GROUPS, HASHES, OPTIONS, TWO, WAIT_S, identities, store
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ class Scene:
 
     def ask(self, **question: Any) -> PendingLookup:
         asked = self.agent.ask(LookupRequest("session", HASHES, **question))
-        wait_for(lambda: asked.answer is not None)
+        until(lambda: asked.answer is not None)
         return asked
 
     @property
@@ -81,7 +82,7 @@ def test_what_is_stored_is_pinned_until_it_is_released(appliance: FakeAppliance,
     assert appliance.evict_all() == 0
     here.agent.release(asked)
     here.agent.release(asked)
-    wait_for(lambda: here.num_leases == 0)
+    until(lambda: here.num_leases == 0)
 
 
 def test_nothing_beyond_the_engines_own_blocks_is_a_miss(appliance: FakeAppliance, scene: Any) -> None:
@@ -140,7 +141,7 @@ def test_a_window_that_shrinks_while_it_is_pinned_is_a_miss(
 
     monkeypatch.setattr(here.agent._client, "acquire", shorter)
     assert told(here.ask())[0] == 0
-    wait_for(lambda: here.num_leases == 0)
+    until(lambda: here.num_leases == 0)
 
 
 class Quota:
@@ -176,12 +177,12 @@ def test_who_finds_no_room_to_pin_waits_for_others_to_let_go(
     first = here.ask()
     assert told(first) == (48, (6,))
     waiting = [here.agent.ask(LookupRequest("session", HASHES)) for _ in range(3)]
-    wait_for(lambda: len(here.agent._line) == 3)
+    until(lambda: len(here.agent._line) == 3)
     assert [asked.answer for asked in waiting] == [None] * 3
     held = first
     while waiting:  # one after the other, in whichever order they came to stand
         here.agent.release(held)
-        wait_for(lambda: any(map(answered, waiting)))
+        until(lambda: any(map(answered, waiting)))
         (held,) = filter(answered, waiting)
         assert told(held) == (48, (6,))
         waiting.remove(held)
@@ -253,9 +254,9 @@ def test_an_answer_that_nobody_wants_any_more_pins_nothing(appliance: FakeApplia
     here = scene()
     asked = here.agent.ask(LookupRequest("session", HASHES))
     here.agent.release(asked)
-    wait_for(lambda: asked.answer is not None)
+    until(lambda: asked.answer is not None)
     here.ask(first_token=40)
-    wait_for(lambda: here.num_leases == 0)
+    until(lambda: here.num_leases == 0)
 
 
 def test_salt_hides_what_was_stored_before(appliance: FakeAppliance, scene: Any) -> None:
@@ -300,7 +301,7 @@ def test_an_appliance_that_comes_back_is_found_without_a_request(
     assert here.agent.breaker.is_open
     assert here.counters.take()["breaker_openings"] == 1
     appliance.unavailable = False
-    wait_for(lambda: not here.agent.breaker.is_open)
+    until(lambda: not here.agent.breaker.is_open)
     assert told(here.ask())[0] == 32
 
 
@@ -316,10 +317,10 @@ def test_an_appliance_that_is_silent_is_not_taken_for_one_that_is_back(
         here.ask()
     num_left = len(silence)
     assert num_left > 1
-    wait_for(lambda: len(silence) < num_left or not here.agent.breaker.is_open)
+    until(lambda: len(silence) < num_left or not here.agent.breaker.is_open)
     assert here.agent.breaker.is_open
     silence.clear()
-    wait_for(lambda: not here.agent.breaker.is_open)
+    until(lambda: not here.agent.breaker.is_open)
 
 
 def test_a_full_appliance_is_a_miss_and_no_reason_to_stop(appliance: FakeAppliance, scene: Any) -> None:
@@ -353,7 +354,7 @@ def test_only_the_latest_word_about_a_session_is_sent(appliance: FakeAppliance, 
             here.agent.tell("session", SessionUpdate(urgency))
     here.agent.tell("session", SessionUpdate(Urgency.ENDED, num_decoded_tokens=5, is_last=True))
     all_told.set()
-    wait_for(lambda: "EndSession" in appliance.calls)
+    until(lambda: "EndSession" in appliance.calls)
     assert appliance.calls.count("UpdateSession") == 1
 
 
@@ -371,11 +372,11 @@ def test_what_is_pinned_is_known_before_it_has_come_up(
     monkeypatch.setattr(finding.FoundPrefix, "is_complete", False)
     here = scene()
     asked = here.agent.ask(LookupRequest("session", HASHES))
-    wait_for(lambda: asked.arriving is not None)
+    until(lambda: asked.arriving is not None)
     assert asked.answer is None
     assert asked.arriving is not None
     assert (asked.arriving.num_tokens, asked.arriving.stored) == (32, (4,))
     may_come.set()
-    wait_for(lambda: answered(asked))
+    until(lambda: answered(asked))
     assert told(asked) == (32, (4,))
     here.agent.release(asked)

@@ -7,7 +7,8 @@ import pytest
 
 from kvtier.clients.vllm.scheduler.lookups import LookupRequest
 
-from .announcing_scene import GROUP, HASHES, NAMES, Engine, demote, in_medium, wait_for
+from ...waiting import until
+from .announcing_scene import GROUP, HASHES, NAMES, Engine, demote, in_medium
 from .engine import hashes_of
 
 
@@ -62,12 +63,12 @@ def test_what_was_stored_before_the_engine_came_is_announced_when_it_is_found(en
         engine.put(rank)
     demote(engine)
     asked = engine.agent.ask(LookupRequest("session", tuple(HASHES)))
-    wait_for(lambda: asked.answer is not None)
+    until(lambda: asked.answer is not None)
     assert asked.answer is not None
     engine.agent.release(asked)
     assert asked.answer.stored == (len(NAMES),)
     engine.announce(NAMES[: asked.answer.stored[0]])
-    wait_for(lambda: set(engine.hear()) == set(NAMES))
+    until(lambda: set(engine.hear()) == set(NAMES))
 
 
 def test_blocks_that_were_evicted_before_they_were_announced_are_not(engine: Engine) -> None:

@@ -25,8 +25,8 @@ from tests.fakes.gpu.device import FakeDevice
 
 from ...e2e.direct_device import FakeExporter
 from ...e2e.direct_scene import WAIT_S, Served, names
+from ...waiting import until
 from .layouts import LAYOUTS, NUM_BLOCKS, NUM_LAYERS, Layout
-from .test_transfers import wait_for
 
 PACKED = b"".join(names("layouts", 4))
 FROM, INTO = [5, 2, 11, 7], [1, 4, 0, 9]
@@ -101,13 +101,11 @@ def test_what_one_rank_saves_another_loads(served: Served, name: str, transfer: 
     wanted = two.memory.copy()
     acks: dict[int, Ack] = {}
     one.side.start_saves(StepPlan(saves=[Save(1, 0, "s", b"", PACKED, FROM)]))
-    wait_for(lambda: acks.update(one.side.take_acks().by_job) or acks)
+    until(lambda: acks.update(one.side.take_acks().by_job) or acks)
     assert acks[1] == Ack(1, 4)
     two.side.start_loads(StepPlan(loads=[Load("r", "s", parts=[Part(0, PACKED, 0, INTO)])]))
     over: dict[str, set[str]] = {}
-    wait_for(
-        lambda: over.update(zip(("done", "failed"), two.side.take_loaded(), strict=True)) or over["done"]
-    )
+    until(lambda: over.update(zip(("done", "failed"), two.side.take_loaded(), strict=True)) or over["done"])
     assert over == {"done": {"r"}, "failed": set()}
     assert two.blocks(INTO) == one.blocks(FROM)
     parts = layout.kernel_blocks

@@ -15,7 +15,8 @@ from kvtier.clients.vllm.scheduler.agent import Agent
 from kvtier.clients.vllm.scheduler.lookups import LookupRequest
 
 from ...daemon import PATIENT, Daemon
-from ...e2e.test_shared_store import bundles, host, until
+from ...e2e.test_shared_store import bundles, host
+from ...waiting import until
 from .engine import hashes_of
 from .threads_scene import identities
 

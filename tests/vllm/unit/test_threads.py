@@ -14,8 +14,9 @@ from kvtier.clients.vllm.worker.side import WorkerSide
 from kvtier.clients.vllm.worker.transfers import Fetch, transfers_of
 from kvtier.testing import FakeAppliance
 
+from ...waiting import until
 from .engine import PagedCache, content
-from .threads_scene import GROUPS, HASHES, OPTIONS, WAIT_S, identities, wait_for
+from .threads_scene import GROUPS, HASHES, OPTIONS, WAIT_S, identities
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ class Worker:
             clock=lambda: 0.0,  # an open breaker stays open, however long the machine thinks
         )
         transfers = [self.side._save_transfer, *self.side._load_transfers]
-        wait_for(
+        until(
             lambda: all(transfer._namespaces for transfer in transfers)
         )  # before a test switches anything off
 
@@ -54,7 +55,7 @@ class Worker:
             failed.update(now[1])
             return len(finished) == len(loads)
 
-        wait_for(all_over)
+        until(all_over)
         return finished, failed
 
     def save(self, *saves: Save) -> dict[int, Ack]:
@@ -65,7 +66,7 @@ class Worker:
             acks.update(self.side.take_acks().by_job)
             return len(acks) == len(saves)
 
-        wait_for(all_over)
+        until(all_over)
         return acks
 
 
@@ -135,7 +136,7 @@ def test_a_load_whose_blocks_still_arrive_holds_up_no_other(
     worker.side.start_loads(StepPlan(loads=[slow]))
     assert worker.load(load_of("quick", 0, [9])) == ({"quick"}, set())
     have_arrived.set()
-    wait_for(lambda: worker.side.take_loaded() == ({"slow"}, set()))
+    until(lambda: worker.side.take_loaded() == ({"slow"}, set()))
 
 
 def test_a_load_of_what_is_not_there_fails(worker: Worker) -> None:
@@ -164,7 +165,7 @@ def test_the_appliance_is_told_what_prefill_took(worker: Worker, monkeypatch: py
     half, nothing = save_of(1, 0, [3, 5]), save_of(2, 2, [7])
     half.prefill_share = 0.5
     worker.side.start_saves(StepPlan(saves=[half, nothing]), step_s=3.0)
-    wait_for(lambda: len(told) == 2)
+    until(lambda: len(told) == 2)
     assert told == [1.5, 0.0]
 
 

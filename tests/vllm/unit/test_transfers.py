@@ -1,8 +1,7 @@
 """The worker with its pages on a device: a real daemon with a fake GPU fills and reads them itself."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from ...e2e.direct_scene import (
     names,
     runtime_at,
 )
+from ...waiting import until
 
 CHAIN = names("chain", 6)
 PACKED = b"".join(CHAIN)
@@ -75,7 +75,7 @@ class Rank:
 
     def saved(self) -> Ack:
         acks: dict[int, Ack] = {}
-        wait_for(lambda: acks.update(self.side.take_acks().by_job) or acks)
+        until(lambda: acks.update(self.side.take_acks().by_job) or acks)
         return acks[1]
 
     def load(self, block_ids: list[int]) -> None:
@@ -83,7 +83,7 @@ class Rank:
         self.side.start_loads(StepPlan(loads=[Load("r", "s", parts=[part])]))
 
     def loaded(self) -> tuple[set[str], set[str]]:
-        wait_for(self.has_loaded)
+        until(self.has_loaded)
         return self.over
 
     def has_loaded(self) -> bool:
@@ -93,13 +93,6 @@ class Rank:
     def close(self) -> None:
         self.side.close()
         self.runtime.close()
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    pause, deadline_s = threading.Event(), time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline_s, "it never came"
-        pause.wait(0.002)
 
 
 @contextmanager
@@ -148,7 +141,7 @@ def test_the_daemon_waits_for_what_the_step_computes(served: Served) -> None:
         served.until(lambda: served.waits_for_a_runtime)
         acks = one.side.take_acks().by_job
         assert not acks
-        wait_for(lambda: (one.runtime.device.run(), acks.update(one.side.take_acks().by_job)) and acks)
+        until(lambda: (one.runtime.device.run(), acks.update(one.side.take_acks().by_job)) and acks)
         assert acks[1] == Ack(1, 6)
         assert one.runtime.read(FROM) != before, "the kernel has not run"
         two.load(INTO)
@@ -165,13 +158,13 @@ def test_a_save_waits_for_its_own_step_and_not_for_later_ones(served: Served) ->
                 StepPlan(saves=[Save(job, 0, "s", b"", PACKED[: 32 * job], FROM[:job])]), 0.0
             )
         first = rank.marked[0]
-        wait_for(lambda: first.is_done() or not device.step())
+        until(lambda: first.is_done() or not device.step())
         assert [event.is_done() for event in rank.marked] == [True, False, False]
         acks: dict[int, Ack] = {}
-        wait_for(lambda: acks.update(rank.side.take_acks().by_job) or acks)
+        until(lambda: acks.update(rank.side.take_acks().by_job) or acks)
         assert acks == {1: Ack(1, 1)}
         device.run()
-        wait_for(lambda: acks.update(rank.side.take_acks().by_job) or len(acks) == 3)
+        until(lambda: acks.update(rank.side.take_acks().by_job) or len(acks) == 3)
 
 
 def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
@@ -190,7 +183,7 @@ def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
             with runtime_at(stalled.target) as other:
                 stalled.let_finish(other.start(other.pages.put, other.namespace, CHAIN, FROM))
             rank.load(INTO)
-            wait_for(stalled.device.step)  # sees that the step before the load is over, and copies nothing
+            until(stalled.device.step)  # sees that the step before the load is over, and copies nothing
             stalled.until(doubted.is_set)
             assert stalled.thread.call(lambda: stalled.has_copies)
             assert rank.side.take_loaded() == (set(), set())

@@ -1,8 +1,5 @@
 """Namespaces and stored blocks for the threads of the connector, over a FakeAppliance."""
 
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,13 +25,6 @@ def identities(groups: list[Group], rank: int = 0) -> list[Any]:
         )
         for g in groups
     ]
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    pause, deadline_s = threading.Event(), time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline_s, "it never came"
-        pause.wait(0.002)
 
 
 def store(appliance: FakeAppliance, group: Group, num_blocks: int, rank: int = 0) -> None:
