@@ -103,32 +103,32 @@ TIERS = (
            "A device that goes bad. More than a few: replace it.", sources.corrupt),
     Metric("kvtier_scrubbed_bytes_total", "counter", ("tier",),
            "Bytes of a tier that verification has read, in the background or on demand.",
-           "Whether it goes on, and its pace.", sources.scrubbed_bytes),
+           "Whether it goes on, and its pace.", sources.scrub("num_bytes")),
     Metric("kvtier_scrub_passes_total", "counter", ("tier",),
            "Complete verifications of a tier since the start.",
-           "How long rot can stay unnoticed: the time between two.", sources.scrub_passes),
+           "How long rot can stay unnoticed: the time between two.", sources.scrub("num_passes")),
 )  # fmt: skip
 
 ASKED = (
     Metric("kvtier_asked_blocks_total", "counter", (), "Blocks that clients asked to read.",
-           "The denominator of every hit ratio.", sources.asked),
+           "The denominator of every hit ratio.", sources.total("num_asked")),
     Metric("kvtier_lookup_blocks_total", "counter", ("outcome",),
            "Asked blocks by where they were: the name of a tier, `missed`, or `declined` (stored, and "
            "computing is quicker or the client holds its share).",
            "Hit ratio, and which tier earns it.", sources.lookup_blocks,
            "the sum over `outcome` is `kvtier_asked_blocks_total`"),
     Metric("kvtier_read_bytes_total", "counter", (), "Bytes of blocks that clients got to read.",
-           "What the appliance delivers.", sources.read_bytes),
+           "What the appliance delivers.", sources.total("read_bytes")),
     Metric("kvtier_stored_blocks_total", "counter", (), "New blocks that puts have stored.",
-           "Writes; against evictions: churn.", sources.stored_blocks),
+           "Writes; against evictions: churn.", sources.total("num_stored")),
     Metric("kvtier_stored_bytes_total", "counter", (), "Bytes of those.", "Writes in bytes.",
-           sources.stored_bytes),
+           sources.total("stored_bytes")),
     Metric("kvtier_saved_seconds_total", "counter", (),
            "Prefill time that found blocks saved, less their loading, as the cost model has it.",
-           "What the appliance is worth: seconds of GPU per second.", sources.saved),
+           "What the appliance is worth: seconds of GPU per second.", sources.total("saved_s")),
     Metric("kvtier_prefetch_begun_blocks_total", "counter", (),
            "Blocks that began to come up before anyone asked.",
-           "How much is guessed.", sources.prefetch_begun,
+           "How much is guessed.", sources.counter("prefetch_begun"),
            "it is the sum of `kvtier_prefetch_blocks_total` and `kvtier_prefetch_awaited_blocks`"),
     Metric("kvtier_prefetch_blocks_total", "counter", ("outcome",),
            "What became of them: `used`, `late` (asked for on their way), `wasted`, "
@@ -142,7 +142,7 @@ COPIES = (
            "Fragments copied along an edge: `landed` or `failed`.", "Traffic in fragments; failing devices.",
            sources.copies),
     Metric("kvtier_copy_bytes_total", "counter", ("source", "target"), "Bytes copied along an edge.",
-           "Traffic between tiers.", sources.copy_bytes),
+           "Traffic between tiers.", sources.edge("num_bytes")),
     Metric("kvtier_tenant_copy_bytes_total", "counter", ("tenant", "source", "target"),
            "Bytes of one tenant's fragments copied along an edge.",
            "Each tenant's use of bandwidth, to compare with `bandwidth_share`.", sources.tenant_copy_bytes,
@@ -161,16 +161,16 @@ COPIES = (
            sources.master_key_file_refused),
     Metric("kvtier_copy_seconds", "histogram", ("source", "target"),
            "Duration of batches of copies, from being handed to the device.",
-           "A device that becomes slow.", sources.copy_seconds),
+           "A device that becomes slow.", sources.edge("seconds")),
     Metric("kvtier_copies_in_flight", "gauge", ("source", "target"), "Batches in flight on an edge.",
-           "Saturation: it stands at 8.", sources.copies_in_flight),
+           "Saturation: it stands at 8.", sources.edge("num_in_flight")),
     Metric("kvtier_copies_queued", "gauge", ("source", "target"), "Batches waiting for an edge.",
-           "Demand beyond what the edge can do.", sources.copies_queued),
+           "Demand beyond what the edge can do.", sources.edge("num_queued")),
     Metric("kvtier_edge_bytes_per_second", "gauge", ("source", "target"),
            "Bandwidth of an edge while it is busy, as lately measured; 0 before that.",
-           "What load-or-recompute is decided by.", sources.edge_bandwidth),
+           "What load-or-recompute is decided by.", sources.edge("bandwidth_bytes_per_s")),
     Metric("kvtier_edge_latency_seconds", "gauge", ("source", "target"),
-           "Time an edge takes to begin, as lately measured.", "The same.", sources.edge_latency),
+           "Time an edge takes to begin, as lately measured.", "The same.", sources.edge("latency_s")),
 )  # fmt: skip
 
 CODECS = (
@@ -178,13 +178,16 @@ CODECS = (
            "Fragments `encoded`, `unfit` (too long once encoded, stored as they are), `decoded`, "
            "`refused` (what nothing encodes to: a damaged record, dropped) or `unreadable` (what its codec "
            "needs is missing: kept, a miss until that is back).",
-           "Which codecs are at work.", sources.codec_fragments),
+           "Which codecs are at work.",
+           sources.codec(encoded="num_encoded", unfit="num_unfit", decoded="num_decoded",
+                         refused="num_refused", unreadable="num_unreadable")),
     Metric("kvtier_codec_bytes_total", "counter", ("codec", "form"),
            "Bytes of encoded fragments: `raw` as they were put, `stored` as they lie on the device.",
-           "What compression saves: stored over raw.", sources.codec_bytes),
+           "What compression saves: stored over raw.",
+           sources.codec(raw="encoded_raw_bytes", stored="encoded_stored_bytes")),
     Metric("kvtier_codec_seconds_total", "counter", ("codec", "direction"),
            "Time of threads spent to `encode` and `decode`.", "What compression costs.",
-           sources.codec_seconds),
+           sources.codec(encode="encode_s", decode="decode_s")),
 )  # fmt: skip
 
 HELD = (
@@ -200,7 +203,7 @@ HELD = (
     _count("overdue_bytes", "Bytes held by leases past their deadline that clients may still read.",
            "A client that hangs; its death frees them.", "overdue_bytes"),
     Metric("kvtier_leases_expired_total", "counter", (), "Leases that ended by their deadline.",
-           "Clients that die or forget.", sources.leases_expired),
+           "Clients that die or forget.", sources.counter("leases_expired")),
 )  # fmt: skip
 
 SOURCE = (
@@ -225,18 +228,18 @@ SOURCE = (
     Metric("kvtier_source_fetches_total", "counter", ("outcome",),
            "Bundles fetched: `arrived`, `not_worth` (computing is quicker: not begun), or why one did not "
            "arrive (words of `Cause` in `tiers/base.py`).",
-           "What the store brings; `wrong_checksum`: it damages objects.", sources.source_fetches),
+           "What the store brings; `wrong_checksum`: it damages objects.", sources.source_words("fetches")),
     Metric("kvtier_source_fetched_blocks_total", "counter", (), "Blocks that came from the object store.",
            "What other hosts have computed for this one.", sources.source("num_blocks_fetched")),
     Metric("kvtier_source_exports_total", "counter", ("outcome",),
            "Bundles to store: `stored`, `shared_already` (the store has it), `failed`, or why not: "
            "`over_budget`, `not_in_memory`, `not_worth` (by `object.price`, or it is computed sooner), "
            "`too_large`, `dropped` (too many waited).",
-           "What is stored for others, and what keeps the rest.", sources.source_exports),
+           "What is stored for others, and what keeps the rest.", sources.source_words("exports")),
     Metric("kvtier_source_day_dollars", "gauge", ("reason",),
            "The last 24 hours in dollars, since the start at most, by the prices of `object.price`.",
            "The bill; storage counts what was sent, for the three days that it is kept.",
-           sources.source_day_dollars),
+           sources.source_words("day_dollars")),
 )  # fmt: skip
 
 FLEET = (
@@ -245,14 +248,15 @@ FLEET = (
            "A host that is gone: its blocks are computed again.", sources.hosts),
     Metric("kvtier_peer_fetches_total", "counter", ("outcome",),
            "Fetches from other hosts: `arrived`, `refused`, `broken`, `wrong_bytes`, `left_to_store`.",
-           "What other hosts bring; `wrong_bytes`: a host or a network to look at.", sources.peer_fetches),
+           "What other hosts bring; `wrong_bytes`: a host or a network to look at.",
+           sources.peers("fetches_")),
     Metric("kvtier_peer_tickets_total", "counter", ("outcome",),
            "Tickets for other hosts: `issued`, of these `sent`, `broken` (the other end left) and "
            "`not_used`; `refused`: too many, or beyond `peers.send_limit`.",
-           "What this host is for others; `refused`: its network is full.", sources.peer_tickets),
+           "What this host is for others; `refused`: its network is full.", sources.peers("tickets_")),
     Metric("kvtier_peer_bytes_total", "counter", ("direction",),
            "Payload `sent` to and `received` from other hosts, and what of the first codecs `saved`.",
-           "Traffic between hosts.", sources.peer_bytes),
+           "Traffic between hosts.", sources.peers("bytes_")),
     Metric("kvtier_directory_up", "gauge", (),
            "1: the directory of `peers.directory` answers and has this host; 0: it does not.",
            "0: no new host is found; the known ones stay.", sources.directory_up),
@@ -260,7 +264,7 @@ FLEET = (
            "Meetings in the directory: `met`, `failed`, `refused` (it takes no more hosts); what was found "
            "there: `entered_again`, `entries_unreadable`, `twins`.",
            "`failed`, `refused`: the directory; `twins`: two hosts at one address.",
-           sources.directory_events),
+           sources.peers("directory_")),
     Metric("kvtier_index_up", "gauge", (),
            "1: the index of `peers.directory.index` is asked and takes what this host holds; 0: it does not.",
            "0: this host finds nothing at others, or they nothing here.", sources.index_up),
@@ -268,7 +272,7 @@ FLEET = (
            "Of the index: `looks`, `bundles_asked`, `looks_left_out`, `failed`; `bundles_added`, "
            "`bundles_removed`, `writes_failed`.",
            "`failed`: other hosts are not asked; `writes_failed`: they do not ask this one.",
-           sources.index_events),
+           sources.peers("index_")),
 )  # fmt: skip
 
 METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *CODECS, *SOURCE, *FLEET, *HELD)

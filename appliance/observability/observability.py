@@ -131,21 +131,15 @@ class Observability:
         """Return what a session asked for, found, stored and saved."""
         return asked(self.view.telemetry.of(session_id))
 
-    def writes(self) -> dict[str, Any] | None:
-        """Return what is written to the cold store, by the names of WriteStatus; None without one."""
-        return self.view.writes()
-
-    def hosts(self) -> list[dict[str, Any]]:
-        """Return the fields of HostStatus for each other host."""
-        return self.view.hosts()
-
-    def directory_status(self) -> dict[str, Any] | None:
-        """Return the fields of DirectoryStatus; None without a directory."""
-        return self.view.directory_status()
-
-    def source_status(self) -> dict[str, Any] | None:
-        """Return what is known of the object store, by the names of SourceStatus; None without one."""
-        return self.view.source_status()
+    def status(self) -> dict[str, Any]:
+        """Return fields of GetStatusResponse: writes, source, hosts, directory; None if not there."""
+        view = self.view
+        return {
+            "writes": view.writes(),
+            "source": view.source_status(),
+            "hosts": view.hosts(),
+            "directory": view.directory_status(),
+        }
 
     def scrubs(self) -> Iterable[TierScrubs]:
         """Return what the background verification of each tier did."""

@@ -65,7 +65,9 @@ class AdminService:
         service = self._service
         statistics = service.planner.statistics()
         engines = service.appliance.engines
-        directory = self._observability.directory_status()
+        shown = self._observability.status()
+        if shown["source"] is not None:
+            shown["source"]["bundles"] = self._bundle_worths()
         return pb.GetStatusResponse(
             version=__version__,
             epoch=service.facts.epoch,
@@ -103,21 +105,10 @@ class AdminService:
                 pb.CodecSpeed(codec=name, dtype=dtype, decode_bytes_per_s=speed)
                 for (dtype, name), speed in sorted(self._codec_speeds().items())
             ],
-            writes=self._write_status(),
-            source=self._source_status(),
-            hosts=[pb.HostStatus(**host) for host in self._observability.hosts()],
-            directory=pb.DirectoryStatus(**directory) if directory is not None else None,
+            **shown,
             ladder=service.tiers.announcement(),
             scrubs=[scrub_status(one, service.appliance.clock()) for one in self._observability.scrubs()],
         )
-
-    def _write_status(self) -> pb.WriteStatus | None:
-        writes = self._observability.writes()
-        return None if writes is None else pb.WriteStatus(**writes)
-
-    def _source_status(self) -> pb.SourceStatus | None:
-        source = self._observability.source_status()
-        return None if source is None else pb.SourceStatus(**source, bundles=self._bundle_worths())
 
     def _bundle_worths(self) -> list[pb.BundleWorth]:
         """Return what bundles cost to fetch and to compute, of the first namespaces."""

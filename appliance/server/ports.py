@@ -61,20 +61,8 @@ class ExplanationPort(Protocol):
 class ObservabilityPort(Protocol):
     """What is known about the daemon. Implemented by `observability.observability.Observability`."""
 
-    def writes(self) -> dict[str, Any] | None:
-        """Return the fields of WriteStatus; None without a cold store."""
-        ...
-
-    def directory_status(self) -> dict[str, Any] | None:
-        """Return the fields of DirectoryStatus; None without a directory."""
-        ...
-
-    def source_status(self) -> dict[str, Any] | None:
-        """Return the fields of SourceStatus; None without an object store."""
-        ...
-
-    def hosts(self) -> list[dict[str, Any]]:
-        """Return the fields of HostStatus for each other host; nothing without `peers`."""
+    def status(self) -> dict[str, Any]:
+        """Return fields of GetStatusResponse: writes, source, hosts, directory; None if not there."""
         ...
 
     def scrubs(self) -> Iterable[TierScrubs]:
