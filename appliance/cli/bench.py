@@ -31,7 +31,7 @@ from ...clients.values.namespace import Namespace
 from ...v1 import admin_pb2
 from ...v1.types import Geometry, NamespaceIdentity
 from ..config.units import about_bytes, count, format_bytes
-from .output import console, print_json, talk
+from .output import console, new_table, print_json, talk
 from .quantities import SIZE, SIZES
 from .target import TIMEOUT_S, Failed, admin, json_option, resolve, target_option, unreached
 
@@ -298,11 +298,8 @@ def _progress() -> Progress:
 
 
 def _table(figures: list[Figure], title: str) -> Table:
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    table.add_column("block")
-    table.add_column("operation")
-    for name in ("blocks/call", "calls", "GB/s", "of memcpy", "p50", "p99", "failed blocks"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = (">blocks/call", ">calls", ">GB/s", ">of memcpy", ">p50", ">p99", ">failed blocks")
+    table = new_table("block", "operation", *numbers, title=title)
     for f in figures:
         moved = f.bytes_per_s > 0
         table.add_row(

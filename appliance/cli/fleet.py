@@ -11,7 +11,7 @@ from ...v1 import admin_pb2, kvcache_pb2
 from ...v1.kvcache_pb2_grpc import KVCacheServiceStub
 from ...v1.shm import HASH_BYTES
 from ..config.units import about_bytes, about_duration, count
-from .output import console, plain, print_json
+from .output import console, new_table, plain, print_json
 from .target import TIMEOUT_S, Failed, admin, called, json_option, resolve, target_option
 
 PREFIX = "peer_"
@@ -116,9 +116,8 @@ def _candidate(text: str) -> kvcache_pb2.RankCandidate:
 
 def rank_table(answer: kvcache_pb2.RankResponse) -> Table:
     """Return a row for each host of a ranking."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("host", "first token", "memory", "disk", "tier unknown", "fetched", "computed", "queue", ""):
-        table.add_column(name, justify="left" if name in ("host", "") else "right", no_wrap=name != "")
+    counted = (">memory", ">disk", ">tier unknown", ">fetched", ">computed")
+    table = new_table("host", ">first token", *counted, ">queue", "")
     for host in answer.hosts:
         words = [
             word
@@ -171,9 +170,7 @@ def _counters(answer: admin_pb2.GetStatusResponse) -> dict[str, int]:
 
 def hosts_table(answer: admin_pb2.GetStatusResponse) -> Table:
     """Return a row for each host."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("host", "", "blocks", "fetches", "received", "GB/s", "serves", ""):
-        table.add_column(name, justify="left" if name in ("host", "") else "right", no_wrap=name != "")
+    table = new_table("host", "", ">blocks", ">fetches", ">received", ">GB/s", ">serves", "")
     for host in answer.hosts:
         table.add_row(*_row(host))
     return table

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.table import Table
 
 from ...v1 import types_pb2
 from ...v1.conversions import WireTiers
@@ -27,6 +28,15 @@ def console() -> Console:
 def talk() -> Console:
     """Return the console for talk: warnings, progress."""
     return Console(file=sys.stderr, highlight=False)
+
+
+def new_table(*columns: str, title: str = "") -> Table:
+    """Return a table without lines. A column `>name` is one of numbers; one without a name may wrap."""
+    table = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    for name in columns:
+        justify: JustifyMethod = "right" if name.startswith(">") else "left"
+        table.add_column(name.removeprefix(">"), justify=justify, no_wrap=bool(name))
+    return table
 
 
 def print_json(value: object) -> None:

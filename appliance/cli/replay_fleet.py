@@ -16,7 +16,7 @@ from ..replay.fleet_chart import write_fleet_chart
 from ..replay.setups import Setup
 from ..replay.traces import Trace
 from ..replay.virtual import EdgeSpeed
-from .output import console, print_json
+from .output import console, new_table, print_json
 from .target import Failed
 
 __all__ = ["ROUTES", "fleet_setups", "replay_fleet"]
@@ -82,29 +82,17 @@ def replay_fleet(
 
 
 def _table(outcomes: Sequence[FleetOutcome]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("route")
-    for name in (
-        "hosts",
-        "own",
-        "other",
-        "store",
-        "computed",
-        "mean",
-        "p50",
-        "p90",
-        "p99",
-        "imbalance",
-        "network",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
+    shares = (">own", ">other", ">store", ">computed")
+    times = ("mean", "p50", "p90", "p99")
+    names = (">hosts", *shares, *(f">{name}" for name in times), ">imbalance", ">network")
+    table = new_table("route", *names)
     for one in outcomes:
-        shares = (one.own_hit_ratio, one.fetched_ratio, one.stored_ratio, one.computed_ratio)
+        ratios = (one.own_hit_ratio, one.fetched_ratio, one.stored_ratio, one.computed_ratio)
         table.add_row(
             one.route,
             str(one.num_hosts),
-            *(f"{share:.1%}" for share in shares),
-            *(f"{one.ttft_s.get(name, 0.0):.2f} s" for name in ("mean", "p50", "p90", "p99")),
+            *(f"{ratio:.1%}" for ratio in ratios),
+            *(f"{one.ttft_s.get(name, 0.0):.2f} s" for name in times),
             f"{one.imbalance:.2f}",
             about_bytes(one.network_bytes),
         )

@@ -12,7 +12,7 @@ from rich.text import Text
 from ...v1 import admin_pb2
 from ..config.units import about_bytes, count, format_duration
 from .fleet import fleet_line
-from .output import console, name_of_tier, plain, print_json
+from .output import console, name_of_tier, new_table, plain, print_json
 from .quantities import Duration
 from .target import TIMEOUT_S, Failed, NotUpYet, admin, json_option, resolve, target_option
 
@@ -248,10 +248,8 @@ def _legend() -> Text:
 
 
 def _edges(answer: admin_pb2.GetStatusResponse) -> Table:
-    table = Table(box=None, pad_edge=False, title="\ncopies", title_justify="left", title_style="bold")
-    table.add_column("edge", no_wrap=True)
-    for name in ("copies", "failed", "in flight", "queued", "bytes", "GB/s", "latency"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = (">copies", ">failed", ">in flight", ">queued", ">bytes", ">GB/s", ">latency")
+    table = new_table("edge", *numbers, title="\ncopies")
     for edge in answer.edges:
         table.add_row(
             f"{edge.source} → {edge.target}",
@@ -267,9 +265,7 @@ def _edges(answer: admin_pb2.GetStatusResponse) -> Table:
 
 
 def _master_keys(encryption: admin_pb2.EncryptionStatus) -> Table:
-    table = Table(box=None, pad_edge=False, title="\nmaster keys", title_justify="left", title_style="bold")
-    for name in ("id", "", "wraps"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "wraps" else "left")
+    table = new_table("id", "", ">wraps", title="\nmaster keys")
     for key in encryption.master_keys:
         old = "still needed" if key.num_wrapped else "not needed by this store any more"
         table.add_row(key.id, "in force" if key.is_current else old, f"{key.num_wrapped:,}")
@@ -277,9 +273,7 @@ def _master_keys(encryption: admin_pb2.EncryptionStatus) -> Table:
 
 
 def _codecs(answer: admin_pb2.GetStatusResponse) -> Table:
-    table = Table(box=None, pad_edge=False, title="\ncodecs", title_justify="left", title_style="bold")
-    for name in ("codec", "of", "decodes"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "decodes" else "left")
+    table = new_table("codec", "of", ">decodes", title="\ncodecs")
     for one in answer.codec_speeds:
         speed = f"{one.decode_bytes_per_s / 1e9:.1f} GB/s" if one.decode_bytes_per_s else "not"
         table.add_row(one.codec, one.dtype, speed)
@@ -287,10 +281,8 @@ def _codecs(answer: admin_pb2.GetStatusResponse) -> Table:
 
 
 def _counters(answer: admin_pb2.GetStatusResponse) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False, title="\ncounters", title_justify="left")
-    table.title_style = "bold"
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
+    table = new_table("counter", ">value", title="\ncounters")
+    table.show_header = False
     for name in sorted(answer.counters):
         table.add_row(name, f"{answer.counters[name]:,}")
     return table

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from ...v1 import admin_pb2
 from ..config.units import about_bytes, about_duration, count, format_duration
-from .output import console, print_json
+from .output import console, new_table, print_json
 from .quantities import Duration
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
@@ -236,11 +236,7 @@ def _legend() -> Text:
 
 def _flows(edges: list[dict[str, Any]]) -> Table:
     """Return the edges, arrows as long as their traffic is a share of the busiest."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("edge", no_wrap=True)
-    table.add_column("traffic", no_wrap=True)
-    for name in ("now", "so far", "queued", "p99"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = new_table("edge", "traffic", ">now", ">so far", ">queued", ">p99")
     busiest = max((edge["bytes_per_s"] for edge in edges), default=0) or 1
     for edge in edges:
         cells = math.ceil(FLOW_CELLS * edge["bytes_per_s"] / busiest)
@@ -258,11 +254,9 @@ def _flows(edges: list[dict[str, Any]]) -> Table:
 def _sessions(sessions: list[dict[str, Any]], tiers: Iterable[str]) -> Table:
     """Return the sessions, and how many of their blocks are in each of these tiers."""
     places = (*tiers, "gone")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("session", no_wrap=True, max_width=28)
-    table.add_column("urgency", no_wrap=True)
-    for name in (*places, "hits", "read", "saved", "silent"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = (f">{name}" for name in (*places, "hits", "read", "saved", "silent"))
+    table = new_table("session", "urgency", *numbers)
+    table.columns[0].max_width = 28
     for session in sessions:
         ratio = session["hit_ratio"]
         table.add_row(
@@ -278,13 +272,7 @@ def _sessions(sessions: list[dict[str, Any]], tiers: Iterable[str]) -> Table:
 
 
 def _decisions(decisions: list[dict[str, Any]], uptime_s: float) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("ago", justify="right", no_wrap=True)
-    table.add_column("decision", no_wrap=True)
-    table.add_column("blocks", justify="right", no_wrap=True)
-    table.add_column("because", no_wrap=True)
-    table.add_column("price", justify="right", no_wrap=True)
-    table.add_column("next", justify="right", no_wrap=True)
+    table = new_table(">ago", "decision", ">blocks", "because", ">price", ">next")
     for decision in decisions:
         prices = [f"{p:.4g}" if p is not None else "–" for p in (decision["price"], decision["next_price"])]
         table.add_row(

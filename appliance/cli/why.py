@@ -8,7 +8,7 @@ from rich.table import Table
 from ...v1 import admin_pb2
 from ..config.units import about_duration
 from .names import name_subject
-from .output import console, plain, print_json
+from .output import console, new_table, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
 SHORT_BYTES = 4  # of a hash: what the commands take, too
@@ -70,11 +70,7 @@ def _plain(answer: admin_pb2.ExplainResponse) -> dict[str, object]:
 
 
 def _table(answer: admin_pb2.ExplainResponse) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name, justify in (("ago", "right"), ("blocks", "right"), ("left", "left"), ("because", "left")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("price", justify="right", no_wrap=True)
-    table.add_column("chosen over", no_wrap=True)
+    table = new_table(">ago", ">blocks", "left", "because", ">price", "chosen over")
     for exit_ in answer.exits:
         table.add_row(
             about_duration(max(0.0, answer.uptime_s - exit_.at_s)),
