@@ -10,7 +10,6 @@ What a get brought is compared with what was put, outside the timed part: a fast
 
 import hashlib
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,6 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
-from rich.progress import Progress
 from rich.table import Table
 
 from ... import Client, KvtierError
@@ -31,7 +29,7 @@ from ...clients.values.namespace import Namespace
 from ...v1 import admin_pb2
 from ...v1.types import Geometry, NamespaceIdentity
 from ..config.units import about_bytes, count, format_bytes
-from .output import console, new_table, print_json, talk
+from .output import console, new_table, print_json, progress_bar, talk
 from .quantities import SIZE, SIZES
 from .target import TIMEOUT_S, Failed, admin, json_option, resolve, target_option, unreached
 
@@ -101,7 +99,7 @@ def bench(
     address = resolve(target)
     figures: list[Figure] = []
     try:
-        with Client(address, name="kvtier-bench") as client, _progress() as progress:
+        with Client(address, name="kvtier-bench") as client, progress_bar() as progress:
             transport = client.info.transport
             task = progress.add_task("bench", total=4 * len(wanted))
             for size in wanted:
@@ -291,10 +289,6 @@ def _timed(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
-
-
-def _progress() -> Progress:
-    return Progress(console=talk(), transient=True, disable=not sys.stderr.isatty())
 
 
 def _table(figures: list[Figure], title: str) -> Table:

@@ -12,6 +12,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 from rich.console import Console, JustifyMethod
+from rich.progress import Progress
 from rich.table import Table
 
 from ...v1 import types_pb2
@@ -37,6 +38,11 @@ def new_table(*columns: str, title: str = "") -> Table:
         justify: JustifyMethod = "right" if name.startswith(">") else "left"
         table.add_column(name.removeprefix(">"), justify=justify, no_wrap=bool(name))
     return table
+
+
+def progress_bar() -> Progress:
+    """Return bars of progress, gone when they end; on a terminal only."""
+    return Progress(console=talk(), transient=True, disable=not sys.stderr.isatty())
 
 
 def print_json(value: object) -> None:

@@ -2,27 +2,25 @@
 
 import json
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 
 from ...policies.registry import UnknownPolicy
 from ...tiers.block import Tier
 from ...tiers.ladder import STANDARD, Ladder, with_memory
 from ..config import SettingsError
-from ..config.units import parse_bytes, parse_duration
+from ..config.units import parse_bytes
 from ..core.copying.source_speed import STORE_LATENCY_S
 from ..core.options import PlannerOptions, WriteMode
-from ..observability.pictures import CannotDraw, check_target
+from ..observability.pictures import check_target
 from ..replay import report
-from ..replay.chart import write_chart
+from ..replay.chart import hit_chart
 from ..replay.hints import Hints, with_hints
 from ..replay.outcomes import Outcome
 from ..replay.readers import read_trace
@@ -31,8 +29,8 @@ from ..replay.sweep import run_setups
 from ..replay.traces import Trace, TraceError
 from ..replay.virtual import EdgeSpeed, default_speeds
 from ..replay.virtual_store import StoreModel
-from .output import console, print_json, talk
-from .replay_fleet import ROUTES, fleet_setups, replay_fleet
+from .output import console, print_json, progress_bar
+from .replay_fleet import ROUTES, finish, fleet_setups, replay_fleet
 from .target import Failed, json_option
 
 
@@ -221,10 +219,7 @@ def _report(trace: Trace, outcomes: Sequence[Outcome], as_json: bool, chart: Pat
         print_json(report.plain(trace, outcomes))
     else:
         console().print(report.tables(trace, outcomes))
-    if chart is not None:  # last: what took an hour is on the screen, whatever becomes of the picture
-        _draw(chart, trace, outcomes)
-    if any(outcome.problems for outcome in outcomes):
-        raise Failed("the audit after the replay found problems; that is a defect, please report it")
+    finish(outcomes, chart, trace.name, hit_chart)
 
 
 def _timed_setups(
@@ -259,13 +254,9 @@ def _timed_setups(
 def _with_store(setup: Setup, text: str) -> Setup:
     """Return a setup with an object store under its tiers. Raises ValueError."""
     size, _, speed = text.partition("@")
-    bandwidth, _, latency = speed.partition("@")
-    if not bandwidth:
+    if not speed:
         raise ValueError(f"{text!r} is no object store; write SIZE@SPEED[@LATENCY], e.g. 1TiB@1GB/s@30ms")
-    latency_s = parse_duration(latency) if latency else STORE_LATENCY_S
-    model = StoreModel(parse_bytes(size), parse_bytes(bandwidth.removesuffix("/s")), latency_s)
-    if model.bandwidth_bytes_per_s <= 0:
-        raise ValueError(f"{text!r}: a store of no bandwidth never answers")
+    model = StoreModel(parse_bytes(size), *EdgeSpeed.parse(speed, STORE_LATENCY_S))
     return replace_fields(setup, capacity=f"{setup.capacity} object={text}", store=model)
 
 
@@ -290,21 +281,12 @@ def _refuse_mixtures(policies: Sequence[str]) -> None:
         raise ValueError(f"{UNBOUNDED} is a bound for --capacity; --tiers say how much room there is")
 
 
-def _draw(chart: Path, trace: Trace, outcomes: Sequence[Outcome]) -> None:
-    try:
-        write_chart(chart, trace.name, outcomes)
-    except CannotDraw as error:
-        raise Failed(f"{chart} was not drawn: {error}") from error
-    except OSError as error:
-        raise Failed(f"cannot write {chart}: {error.strerror}") from error
-
-
 def read(
     path: Path, block_tokens: int, content_ids: bool, first: int | None, hints: Hints | None = None
 ) -> Trace:
     """Read a trace with a bar of progress; its sessions give `hints`. Raises Failed."""
     try:
-        with _bar() as progress:
+        with progress_bar() as progress:
             task = progress.add_task(f"reading {path.name}", total=path.stat().st_size)
             trace = read_trace(
                 path, block_tokens, lambda done: progress.update(task, completed=done), content_ids
@@ -319,23 +301,17 @@ def run(
     trace: Trace, setups: Sequence[Setup], jobs: int | None, speeds: dict[str, EdgeSpeed]
 ) -> list[Outcome]:
     """Replay with a bar of progress per setup. Raises Failed."""
-    try:
-        return _run(trace, setups, jobs, speeds)
-    except ValueError as error:  # policies that cannot be built, or an administrator's own that failed
-        raise Failed(str(error)) from error
-
-
-def _run(
-    trace: Trace, setups: Sequence[Setup], jobs: int | None, speeds: dict[str, EdgeSpeed]
-) -> list[Outcome]:
-    with _bar() as progress:
+    with progress_bar() as progress:
         tasks: list[TaskID] = [progress.add_task(setup.label, total=trace.num_requests) for setup in setups]
 
         def advance(done: Sequence[int]) -> None:
             for task, count in zip(tasks, done, strict=True):
                 progress.update(task, completed=count)
 
-        return run_setups(trace, setups, jobs or os.cpu_count() or 1, speeds, advance)
+        try:
+            return run_setups(trace, setups, jobs or os.cpu_count() or 1, speeds, advance)
+        except ValueError as error:  # policies that cannot be built, or an administrator's own that failed
+            raise Failed(str(error)) from error
 
 
 def tier_sizes(text: str) -> tuple[Ladder, dict[Tier, int]]:
@@ -378,17 +354,7 @@ def speeds_of(
             raise ValueError(f"{measured} is not what `kvtier status --json` prints: {error!r}") from error
     for text in edges:
         name, _, speed = text.partition("=")
-        bandwidth, _, latency = speed.partition("@")
         if name not in known:
             raise ValueError(f"no edge {name!r}; known: {', '.join(known)}")
-        latency_s = parse_duration(latency) if latency else known[name].latency_s
-        speeds[name] = EdgeSpeed(float(parse_bytes(bandwidth.removesuffix("/s"))), latency_s)
-        if speeds[name].bandwidth_bytes_per_s <= 0:
-            raise ValueError(f"{text!r}: an edge of no bandwidth never ends a copy")
+        speeds[name] = EdgeSpeed.parse(speed, known[name].latency_s)
     return speeds
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    with Progress(console=talk(), transient=True, disable=not sys.stderr.isatty()) as progress:
-        yield progress

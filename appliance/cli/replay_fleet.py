@@ -2,24 +2,31 @@
 
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.table import Table
 
-from ..config.units import about_bytes, about_duration, parse_bytes, parse_duration
+from ..config.units import about_bytes, about_duration
 from ..core.copying.source_speed import HOST_LATENCY_S
-from ..observability.pictures import CannotDraw
+from ..observability.pictures import CannotDraw, save
 from ..replay.fleet import ROUTES, FleetOutcome, FleetReplay, FleetSetup
-from ..replay.fleet_chart import write_fleet_chart
+from ..replay.fleet_chart import fleet_chart
+from ..replay.outcomes import Outcome
 from ..replay.setups import Setup
 from ..replay.traces import Trace
 from ..replay.virtual import EdgeSpeed
 from .output import console, new_table, print_json
 from .target import Failed
 
-__all__ = ["ROUTES", "fleet_setups", "replay_fleet"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ROUTES", "finish", "fleet_setups", "replay_fleet"]
+
+AnOutcome = TypeVar("AnOutcome", Outcome, FleetOutcome)
 
 
 def fleet_setups(
@@ -39,11 +46,7 @@ def fleet_setups(
         raise ValueError("--hosts takes one --tiers and one --policy")
     speed = None
     if network is not None:
-        bandwidth, _, latency = network.partition("@")
-        latency_s = parse_duration(latency) if latency else HOST_LATENCY_S
-        speed = EdgeSpeed(float(parse_bytes(bandwidth.removesuffix("/s"))), latency_s)
-        if speed.bandwidth_bytes_per_s <= 0:
-            raise ValueError(f"{network!r}: a network of no bandwidth never ends a fetch")
+        speed = EdgeSpeed.parse(network, HOST_LATENCY_S)
     names = dict.fromkeys(routes or ROUTES)
     return [FleetSetup(number, route, speed) for number in num_hosts for route in names]
 
@@ -72,11 +75,26 @@ def replay_fleet(
         console().print(
             f"{trace.num_requests:,} requests; {about_duration(run_s)}, {about_bytes(peak_bytes)} at most"
         )
-    if chart is not None:
+    finish(outcomes, chart, trace.name, fleet_chart)
+
+
+def finish(
+    outcomes: Sequence[AnOutcome],
+    path: Path | None,
+    title: str,
+    draw: "Callable[[str, Sequence[AnOutcome]], Figure]",
+) -> None:
+    """Draw outcomes once they are printed: what took an hour is on the screen, whatever the picture does.
+
+    Raises Failed, also for problems that the audit found.
+    """
+    if path is not None:
         try:
-            write_fleet_chart(chart, trace.name, outcomes)
-        except (CannotDraw, OSError) as error:
-            raise Failed(f"{chart} was not drawn: {error}") from error
+            save(path, title, draw(title, outcomes))
+        except CannotDraw as error:
+            raise Failed(f"{path} was not drawn: {error}") from error
+        except OSError as error:
+            raise Failed(f"cannot write {path}: {error.strerror}") from error
     if any(outcome.problems for outcome in outcomes):
         raise Failed("the audit after the replay found problems; that is a defect, please report it")
 

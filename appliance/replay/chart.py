@@ -1,11 +1,10 @@
 """Chart: hit ratio over capacity, a line per policy, a level line for what does not depend on capacity."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..config.units import about_bytes
-from ..observability.pictures import BOUND_COLOUR, COLOURS, DASHES, new_figure, save
+from ..observability.pictures import BOUND_COLOUR, COLOURS, DASHES, new_figure
 from .outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -15,12 +14,7 @@ if TYPE_CHECKING:
 Point: TypeAlias = tuple[int, float, str]  # bytes, ratio, capacity as it was asked for
 
 
-def write_chart(path: Path, title: str, outcomes: Sequence[Outcome]) -> None:
-    """Write the picture: `.png`, `.svg` or `.html`. Raises OSError, CannotDraw."""
-    save(path, title, chart(title, outcomes))
-
-
-def chart(title: str, outcomes: Sequence[Outcome]) -> "Figure":
+def hit_chart(title: str, outcomes: Sequence[Outcome]) -> "Figure":
     """Return the figure: capacity on a logarithmic axis, the legend in the order of the lines' ends."""
     lines: dict[str, list[Point]] = {}
     for outcome in outcomes:

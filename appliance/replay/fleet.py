@@ -7,8 +7,6 @@ fetch from each other over one link in each direction per host. A search sees wh
 moment; a real inventory is up to 50 ms late.
 """
 
-import gc
-import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +26,7 @@ from ..core.results import Refusal
 from .future import TraceFuture
 from .outcomes import percentiles
 from .setups import Setup
-from .shell import PROGRESS_STEP, Progress
+from .shell import PROGRESS_STEP, Progress, cpu_seconds
 from .timed import BUSY_TICK_S, SETTLE_S, TimedShell
 from .traces import Trace
 from .virtual import LANDED, EdgeSpeed, VirtualClock
@@ -269,21 +267,17 @@ class FleetReplay:
 
     def run(self) -> FleetOutcome:
         """Replay the whole trace. Returns the outcome, every host audited."""
-        was_enabled = gc.isenabled()
-        gc.disable()
-        began_at = time.process_time()
-        try:
-            self._arrive_from(0)
-            end_at = self.trace.duration_s + SETTLE_S
-            while (when := self.clock.next_at()) is not None:
-                if when > end_at and not any(host.is_busy for host in self.hosts):
-                    break
-                self.clock.run_next()
-        finally:
-            if was_enabled:
-                gc.enable()
+        cpu_s = cpu_seconds(self._serve)
         self._progress(self.trace.num_requests)
-        return self._outcome(time.process_time() - began_at)
+        return self._outcome(cpu_s)
+
+    def _serve(self) -> None:
+        self._arrive_from(0)
+        end_at = self.trace.duration_s + SETTLE_S
+        while (when := self.clock.next_at()) is not None:
+            if when > end_at and not any(host.is_busy for host in self.hosts):
+                break
+            self.clock.run_next()
 
     def tokens_of_bytes(self, namespace: int, num_bytes: int) -> float:
         """Return how many tokens so many bytes of KV are."""

@@ -1,19 +1,13 @@
 """Chart of a fleet: for each route the tokens that were found, and the mean first token beside them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..observability.pictures import COLOURS, new_figure, save
+from ..observability.pictures import COLOURS, new_figure
 from .fleet import FleetOutcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def write_fleet_chart(path: Path, title: str, outcomes: Sequence[FleetOutcome]) -> None:
-    """Write the picture: `.png`, `.svg` or `.html`. Raises OSError, CannotDraw."""
-    save(path, title, fleet_chart(title, outcomes))
 
 
 def fleet_chart(title: str, outcomes: Sequence[FleetOutcome]) -> "Figure":

@@ -10,8 +10,6 @@ read, and the put after the prefill. Prefill seconds are the planner's own price
 cache makes of it, without a queue for the GPU.
 """
 
-import gc
-import time
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
@@ -32,9 +30,9 @@ from ..core.instructions import (
 from ..core.results import AcquireResult, Refusal, Result
 from ..core.worth import day_bill
 from .future import TraceFuture
-from .outcomes import Outcome, hits_by_tier, percentiles
+from .outcomes import Outcome, percentiles
 from .setups import Setup
-from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
+from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell, cpu_seconds
 from .traces import NO_BLOCK, Trace
 from .virtual import EdgeSpeed, VirtualClock, VirtualMover, default_speeds
 from .virtual_store import LIST_PRICES, VirtualStore
@@ -103,19 +101,15 @@ class TimedShell(Shell):
 
     def run(self) -> Outcome:
         """Replay the whole trace. Returns the outcome, audited."""
-        was_enabled = gc.isenabled()
-        gc.disable()
-        began_at = time.process_time()
-        try:
-            self._arrive_from(0)
-            end_at = self.trace.duration_s + SETTLE_S
-            while (when := self.clock.next_at()) is not None and (when <= end_at or self._waiting):
-                self.clock.run_next()
-        finally:
-            if was_enabled:
-                gc.enable()
+        cpu_s = cpu_seconds(self._serve_all)
         self.progress(self.trace.num_requests)
-        return self._outcome(time.process_time() - began_at)
+        return self._outcome(cpu_s)
+
+    def _serve_all(self) -> None:
+        self._arrive_from(0)
+        end_at = self.trace.duration_s + SETTLE_S
+        while (when := self.clock.next_at()) is not None and (when <= end_at or self._waiting):
+            self.clock.run_next()
 
     # ------------------------------------------------------------------------------------ requests
 
@@ -301,29 +295,15 @@ class TimedShell(Shell):
             self.step(measured, 0.0)
 
     def _outcome(self, cpu_s: float) -> Outcome:
-        trace = self.trace
-        block_hits, token_hits = hits_by_tier(trace, self.num_hits, self._tiers, self.setup.ladder)
-        ttft_s = self._ttft_s[~np.isnan(self._ttft_s)]
-        return Outcome(
-            label=self.setup.label,
-            policy=self.setup.policy,
-            capacity=self.setup.capacity,
-            capacity_bytes=self.capacities(),
-            num_requests=trace.num_requests,
-            num_blocks=int(trace.num_asked.sum()),
-            num_tokens=int(trace.num_tokens.sum()),
-            block_hits=block_hits,
-            token_hits=token_hits,
+        return self.outcome(
+            self.num_hits,
+            self._tiers,
             prefill_s=self._prefill_s,
             prefill_saved_s=self._saved_s,
             edge_bytes=dict(sorted(self.mover.num_bytes.items())),
-            duration_s=trace.duration_s,
-            ttft_s=percentiles(ttft_s),
-            counters=dict(self.planner.story.counters),
-            num_refused_blocks=self.num_refused_blocks,
+            ttft_s=percentiles(self._ttft_s[~np.isnan(self._ttft_s)]),
             store=self._store_figures(),
             cpu_s=cpu_s,
-            problems=self.planner.check_integrity(),
         )
 
 

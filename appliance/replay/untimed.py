@@ -6,17 +6,15 @@ made at once or not at all. This is the semantics of the tables in the literatur
 bars.
 """
 
-import gc
-import time
 from typing import Any
 
 import numpy as np
 
 from ..core import events as ev
 from ..core.instructions import Copy
-from .outcomes import Outcome, hits_by_tier, percentiles
+from .outcomes import Outcome, percentiles
 from .setups import Setup
-from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
+from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell, cpu_seconds
 from .traces import NO_BLOCK, Trace
 from .virtual import LANDED
 
@@ -37,25 +35,19 @@ class UntimedShell(Shell):
         super().__init__(trace, setup, progress, on_policy_failed)
         self._copies: list[Copy] = []
         self.execute[Copy] = self._copies.append
+        self._num_hits = np.zeros(trace.num_requests, np.int32)
 
     def run(self) -> Outcome:
         """Replay the whole trace. Returns the outcome, audited."""
-        trace = self.trace
-        num_hits = np.zeros(trace.num_requests, np.int32)
-        was_enabled = gc.isenabled()
-        gc.disable()  # the catalog has no cycles, and walking it would be half of the time
-        began_at = time.process_time()
-        try:
-            for request in range(trace.num_requests):
-                num_hits[request] = self._request(request)
-                if request % PROGRESS_STEP == 0:
-                    self.progress(request)
-        finally:
-            if was_enabled:
-                gc.enable()
-        cpu_s = time.process_time() - began_at
-        self.progress(trace.num_requests)
-        return self._outcome(num_hits, cpu_s)
+        cpu_s = cpu_seconds(self._serve)
+        self.progress(self.trace.num_requests)
+        return self._outcome(self._num_hits, cpu_s)
+
+    def _serve(self) -> None:
+        for request in range(self.trace.num_requests):
+            self._num_hits[request] = self._request(request)
+            if request % PROGRESS_STEP == 0:
+                self.progress(request)
 
     def _request(self, request: int) -> int:
         """Serve one request; return how many of its blocks were there."""
@@ -110,9 +102,8 @@ class UntimedShell(Shell):
         )
 
     def _outcome(self, num_hits: Any, cpu_s: float) -> Outcome:
-        trace, planner = self.trace, self.planner
-        block_hits, token_hits = hits_by_tier(trace, num_hits, {})
-        recompute_s = planner.costs.recompute_s
+        trace = self.trace
+        recompute_s = self.planner.costs.recompute_s
         missing_s = np.zeros(trace.num_requests)
         saved_s = 0.0
         for request, (hits, asked) in enumerate(
@@ -121,23 +112,12 @@ class UntimedShell(Shell):
             namespace_id = self.namespace_ids[trace.namespace[request]]
             saved_s += recompute_s(namespace_id, 0, hits) if hits else 0.0
             missing_s[request] = recompute_s(namespace_id, hits, asked - hits) if asked > hits else 0.0
-        return Outcome(
-            label=self.setup.label,
-            policy=self.setup.policy,
-            capacity=self.setup.capacity,
-            capacity_bytes=self.capacities(),
-            num_requests=trace.num_requests,
-            num_blocks=int(trace.num_asked.sum()),
-            num_tokens=int(trace.num_tokens.sum()),
-            block_hits=block_hits,
-            token_hits=token_hits,
+        return self.outcome(
+            num_hits,
+            {},
             prefill_s=float(missing_s.sum()),
             prefill_saved_s=saved_s,
             edge_bytes={},
             missing_prefill_s=percentiles(missing_s[trace.num_asked > 0]),
-            duration_s=trace.duration_s,
-            counters=dict(planner.story.counters),
-            num_refused_blocks=self.num_refused_blocks,
             cpu_s=cpu_s,
-            problems=planner.check_integrity(),
         )

@@ -21,6 +21,7 @@ from ...tiers.cold.log import SegmentLog, record_bytes
 from ...tiers.ladder import Ladder
 from ...tiers.memory.slots import SlotPool
 from ...v1.shm import slot_bytes_for
+from ..config.units import parse_bytes, parse_duration
 from ..core.events import CopyFinished
 from ..core.instructions import STAGING, CancelCopy, Copy, HastenCopy
 
@@ -37,6 +38,18 @@ class EdgeSpeed(NamedTuple):
 
     bandwidth_bytes_per_s: float
     latency_s: float
+
+    @classmethod
+    def parse(cls, text: str, latency_s: float) -> "EdgeSpeed":
+        """Return what `SPEED[@LATENCY]` says; without a latency it is `latency_s`. Raises ValueError."""
+        bandwidth, _, latency = text.partition("@")
+        speed = cls(
+            float(parse_bytes(bandwidth.removesuffix("/s"))),
+            parse_duration(latency) if latency else latency_s,
+        )
+        if speed.bandwidth_bytes_per_s <= 0:
+            raise ValueError(f"{text!r}: with no bandwidth nothing ever arrives")
+        return speed
 
 
 #: One PCIe 4 NVMe device, one NUMA node, one GPU's link. Name your own with --edge, or measure them: the

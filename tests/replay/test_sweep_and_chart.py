@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 
 from kvtier.appliance.cli.app import cli
 from kvtier.appliance.config.units import about_duration
-from kvtier.appliance.replay.chart import chart, write_chart
+from kvtier.appliance.observability.pictures import save
+from kvtier.appliance.replay.chart import hit_chart
 from kvtier.appliance.replay.setups import ModelShape, capacity_of, choice_of, single_tier
 from kvtier.appliance.replay.sweep import run_setups
 from kvtier.appliance.replay.traces import Trace, TraceBuilder, TraceNamespace
@@ -155,7 +156,7 @@ def test_the_picture_has_a_line_per_policy_and_a_legend_in_the_order_of_their_en
         single_tier(policy, size, trace, ModelShape()) for policy in ("lru", "lfu") for size in capacities
     ]
     outcomes = run_setups(trace, [*setups, single_tier("unbounded", "100%", trace, ModelShape())])
-    (axes,) = chart("a <trace>", outcomes).axes
+    (axes,) = hit_chart("a <trace>", outcomes).axes
     assert [np.shape(line.get_xdata())[0] for line in axes.get_lines()] == [3, 3, 2]
     assert [text.get_text().split("\n")[0] for text in axes.get_xticklabels()] == list(capacities)
     drawn_legend = axes.get_legend()
@@ -169,9 +170,8 @@ def test_the_picture_has_a_line_per_policy_and_a_legend_in_the_order_of_their_en
 @pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<svg"), ("a.html", b"<!d")])
 def test_pictures_of_every_kind(tmp_path: Path, name: str, begins: bytes) -> None:
     trace = drawn(3, num_requests=20)
-    write_chart(
-        tmp_path / name, "a <trace>", run_setups(trace, [single_tier("lru", "50%", trace, ModelShape())])
-    )
+    outcomes = run_setups(trace, [single_tier("lru", "50%", trace, ModelShape())])
+    save(tmp_path / name, "a <trace>", hit_chart("a <trace>", outcomes))
     written = (tmp_path / name).read_bytes()
     assert written.startswith(begins)
     assert b"a <trace>" not in written
