@@ -163,6 +163,18 @@ class Rig:
             self.settle()
         return list(self.answer(call).outcomes)
 
+    def put_new(self, name: str, count: int, **named: Any) -> list[bytes]:
+        """Put a new chain, as `put` does; return it."""
+        chain = hashes(name, count)
+        self.put(chain, **named)
+        return chain
+
+    def cool_new(self, name: str, count: int, **named: Any) -> list[bytes]:
+        """Put a new chain and push it into nvme; return it."""
+        chain = self.put_new(name, count, **named)
+        self.cool(chain)
+        return chain
+
     def reserve(self, chain: Sequence[bytes], parent: bytes = b"", request_id: str = "") -> int:
         """Send the first half of a put; return its call."""
         call = self.call()

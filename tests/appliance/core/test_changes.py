@@ -222,8 +222,7 @@ def test_the_cold_store_empties_the_segments_that_leave_first() -> None:
 
 def test_a_tier_is_not_shrunk_below_its_pins() -> None:
     rig = ResizableRig(2, nvme_blocks=0)
-    chain = hashes("a", 3)
-    rig.put(chain)
+    chain = rig.put_new("a", 3)
     call = rig.call()
     rig.do(ev.PinRequested(call, CLIENT, "", rig.namespace_id, chain, Tier.DRAM, 60.0))
     change = ev.PolicyChanged(rig.planner.core.options, rig.planner.core.choice, {Tier.DRAM: 1})

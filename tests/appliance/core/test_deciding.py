@@ -143,8 +143,7 @@ def test_a_run_stops_at_a_block_that_costs_more_than_its_child() -> None:
 
 def test_a_run_stops_at_a_block_that_is_held_or_was_used_since() -> None:
     rig = rig_with(12)
-    chain = hashes("chain", 12)
-    rig.put(chain)
+    chain = rig.put_new("chain", 12)
     rig.tick(1.0)
     rig.do(ev.Touched(CLIENT, rig.namespace_id, chain[:8]))
     held = rig.acquire(chain[:3])
@@ -195,8 +194,7 @@ def test_a_declined_run_declines_no_block_that_has_begun_to_come_in(monkeypatch:
 
 def test_the_slower_tier_may_decline_and_then_the_block_is_gone() -> None:
     rig = rig_with(4, 4, admission=f"{HERE}:OnlyFirstBlocks")
-    chain = hashes("old", 4)
-    rig.put(chain)
+    chain = rig.put_new("old", 4)
     rig.tick(1.0)
     rig.put(hashes("new", 4))
     assert [rig.where(name) for name in chain] == [{"nvme"}, {"nvme"}, set(), set()]
@@ -266,8 +264,7 @@ def test_an_impatient_prefetcher_does_not_keep_the_daemon_awake() -> None:
     after_a_fruitless_round = rig.planner.next_deadline()
     assert after_a_fruitless_round is not None
     assert after_a_fruitless_round > rig.now
-    chain = hashes("held", 2)
-    rig.put(chain)
+    chain = rig.put_new("held", 2)
     rig.acquire(chain)
     rig.start_put(hashes("waits", 1))
     rig.tick(1.0)

@@ -13,8 +13,7 @@ from ..rig import CLIENT, STORED, Rig, hashes
 
 def test_what_an_administrator_cannot_evict_is_spilled_when_its_room_is_needed() -> None:
     rig = Rig(dram_blocks=3, nvme_blocks=16)
-    chain = hashes("a", 3)
-    rig.put(chain)
+    chain = rig.put_new("a", 3)
     rig.tick(1.0)
     rig.put(hashes("b", 2))
     assert [rig.where(name) for name in chain] == [{"dram"}, {"nvme"}, {"nvme"}]
@@ -80,8 +79,7 @@ def no_circle(rig: Rig, names: list[bytes]) -> bool:
 def test_what_a_device_has_lost_is_read_by_nobody_any_more() -> None:
     """A bit fell over in hbm, and the host that fetched the block to dram noticed."""
     rig = Rig(nvme_blocks=0, hbm_blocks=4)
-    chain = hashes("a", 2)
-    rig.put(chain)
+    chain = rig.put_new("a", 2)
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
     rig.settle()
     evict_all(rig)

@@ -99,8 +99,7 @@ def test_what_is_passed_over_is_bounded_like_other_spills() -> None:
 
 def test_a_run_leaves_only_when_the_next_memory_has_all_of_it() -> None:
     rig = Rig(dram_blocks=32, cxl_blocks=64, nvme_blocks=128, write="through")
-    chain = hashes("a", 32)
-    rig.put(chain)
+    chain = rig.put_new("a", 32)
     rig.settle()
     put(rig, "x")
     assert rig.where(chain[-1]) == {"cxl", "nvme"}

@@ -64,8 +64,7 @@ def test_a_batch_that_failed_now_and_then_costs_nobody_a_block() -> None:
 
 def test_what_is_cold_is_read_all_the_same_and_who_was_passed_over_leaves_later() -> None:
     rig = Rig(nvme_blocks=64)
-    chain = hashes("a", 4)
-    rig.put(chain)
+    chain = rig.put_new("a", 4)
     rig.tick(1.0)
     rig.put(hashes("b", 2))
     assert [rig.where(block) for block in chain] == [{"dram"}] * 2 + [{"nvme"}] * 2
@@ -84,8 +83,7 @@ def test_a_put_waits_where_room_would_cost_what_nvme_has() -> None:
     """A store that refuses writes is read all the same. Only where it is full of what dram keeps there do the
     ends of chains make way (below): that would change nothing here, and lose all four blocks."""
     rig = Rig(nvme_blocks=64)
-    chain = hashes("a", 4)
-    rig.put(chain)
+    chain = rig.put_new("a", 4)
     rig.tick(1.0)
     rig.put(hashes("b", 2))
     assert [rig.where(block) for block in chain] == [{"dram"}] * 2 + [{"nvme"}] * 2

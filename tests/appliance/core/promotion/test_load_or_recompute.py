@@ -18,9 +18,7 @@ def cold(
 ) -> tuple[Rig, list[bytes]]:
     """Return a rig and a chain that is in nvme only, over an edge that was measured."""
     rig = Rig()
-    chain = hashes("a", num_blocks)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", num_blocks)
     if speed is not None:
         state(rig, speed)
     rig.do(ev.EdgeMeasured(Tier.NVME, Tier.DRAM, bandwidth, 1e-4))

@@ -25,10 +25,7 @@ def cold(
     """Return a rig and a chain of session `s` that is in nvme only."""
     settings = {"dram_blocks": 8, "max_prefetched_fraction": 1.0, **options}
     rig = Rig(policies=policies, **settings)  # type: ignore[arg-type]
-    chain = hashes("a", num_blocks)
-    rig.put(chain, session_id="s")
-    rig.cool(chain)
-    return rig, chain
+    return rig, rig.cool_new("a", num_blocks, session_id="s")
 
 
 def say(rig: Rig, urgency: Urgency, back_in_s: float = float("inf")) -> None:
@@ -102,9 +99,7 @@ def test_asked_for_while_on_its_way_is_late_and_goes_first() -> None:
 
 def test_nothing_begins_while_somebody_waits_for_a_load() -> None:
     rig, _ = cold(dram_blocks=16, nvme_blocks=16)
-    other = hashes("b", 2)
-    rig.put(other)
-    rig.cool(other)
+    other = rig.cool_new("b", 2)
     say(rig, Urgency.WAITING, 1.0)
     call = rig.acquire(other)
     demand = list(rig.copies)
@@ -123,8 +118,7 @@ def test_the_window_passes_and_the_blocks_go_first() -> None:
     say(rig, Urgency.WAITING, 1.0)
     ticks(rig, 1.0)
     rig.settle()
-    old = hashes("old", 2)
-    rig.put(old)
+    old = rig.put_new("old", 2)
     ticks(rig, 10.0)
     assert counted(rig) == {"begun": 2, "wasted": 2}
     rig.acquire(old)  # the most recent use, but that is not why the others go
@@ -135,9 +129,7 @@ def test_the_window_passes_and_the_blocks_go_first() -> None:
 
 def test_inside_the_window_others_go_first() -> None:
     rig, chain = cold(dram_blocks=4)
-    younger = hashes("younger", 2)
-    rig.put(younger)
-    rig.cool(younger)
+    younger = rig.cool_new("younger", 2)
     say(rig, Urgency.WAITING, 2.0)
     ticks(rig, 2.0)
     rig.settle()

@@ -15,7 +15,7 @@ from kvtier.appliance.core.promotion.prefetch_account import (
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.block import Tier, Urgency
 
-from ..rig import CLIENT, GEOMETRY, Rig, hashes
+from ..rig import CLIENT, GEOMETRY, Rig
 
 CAPACITY = 1 << 30
 BLOCK = 1 << 20
@@ -78,10 +78,7 @@ def test_a_debt_is_forgotten() -> None:
 def cold(num_blocks: int, **options: object) -> tuple[Rig, list[bytes]]:
     """Return a rig and a chain of session `s` that is in nvme only."""
     rig = Rig(8, 8, 8, policies=PolicyChoice(prefetch="announced"), **options)  # type: ignore[arg-type]
-    chain = hashes("a", num_blocks)
-    rig.put(chain, session_id="s")
-    rig.cool(chain)
-    return rig, chain
+    return rig, rig.cool_new("a", num_blocks, session_id="s")
 
 
 def wait(rig: Rig, seconds: float) -> None:

@@ -30,8 +30,7 @@ def in_hbm(rig: Rig, chain: list[bytes]) -> list[bool]:
 
 def test_the_second_delivery_promotes_and_the_third_reads_there() -> None:
     rig = make_rig()
-    chain = hashes("a", 2)
-    rig.put(chain)
+    chain = rig.put_new("a", 2)
     deliver(rig, chain)
     assert in_hbm(rig, chain) == [False, False]
     deliver(rig, chain)
@@ -43,8 +42,7 @@ def test_the_second_delivery_promotes_and_the_third_reads_there() -> None:
 
 def test_nobody_waits_for_it() -> None:
     rig = make_rig()
-    chain = hashes("a", 2)
-    rig.put(chain)
+    chain = rig.put_new("a", 2)
     deliver(rig, chain)
     call = rig.acquire(chain, on_device=True)
     assert rig.answer(call).last, "answered before a byte went up"
@@ -109,8 +107,7 @@ def test_colder_blocks_make_room() -> None:
 def test_never_a_child_without_its_parent() -> None:
     """A get that has the beginning already asks for the rest; that rest is of no use there alone."""
     rig = make_rig()
-    chain = hashes("a", 3)
-    rig.put(chain)
+    chain = rig.put_new("a", 3)
     for _ in range(3):
         deliver(rig, chain, first_block=1)
     assert in_hbm(rig, chain) == [False] * 3
@@ -119,8 +116,7 @@ def test_never_a_child_without_its_parent() -> None:
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promotions, "MAX_BYTES", GEOMETRY.block_bytes)
     rig = make_rig()
-    chain = hashes("a", 3)
-    rig.put(chain)
+    chain = rig.put_new("a", 3)
     deliver(rig, chain)
     call = rig.acquire(chain, on_device=True)
     num_bytes = sum(item.label.raw_length for copy in rig.copies for item in copy.items)
@@ -139,8 +135,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_device_or_when_it_is_lost() -> None:
     rig = make_rig(hbm_blocks=0)
-    chain = hashes("a", 1)
-    rig.put(chain)
+    chain = rig.put_new("a", 1)
     for _ in range(3):
         deliver(rig, chain)
     rig = make_rig()
@@ -174,8 +169,7 @@ def test_who_was_kept_while_its_room_was_wanted_may_leave_afterwards() -> None:
 def test_a_block_that_found_no_room_twice_waits_for_its_next_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """What made room lost its record at once, and made room again, for ever. (Simulator, seed 7379.)"""
     rig = make_rig()
-    chain = hashes("a", 1)
-    rig.put(chain)
+    chain = rig.put_new("a", 1)
     deliver(rig, chain)
     asked: list[int] = []
     monkeypatch.setattr(rig.planner.loads, "promote", lambda row, *_: asked.append(row))

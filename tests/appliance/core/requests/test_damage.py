@@ -40,8 +40,7 @@ def test_a_damaged_slot_is_read_from_nvme() -> None:
 
 def test_a_damaged_slot_without_a_record_is_a_miss() -> None:
     rig = Rig(dram_blocks=8, nvme_blocks=8, num_segments=4)
-    chain = hashes("a", 3)
-    rig.put(chain)
+    chain = rig.put_new("a", 3)
     answer = damage(rig, Tier.DRAM, chain[1:2])
     assert {one.readable_from for one in answer.blocks} == {""}
     assert rig.found(chain) == 1

@@ -12,8 +12,7 @@ MANY = SLACK + 200
 
 def test_pins_for_a_week_that_last_a_second_leave_nothing() -> None:
     rig = Rig(nvme_blocks=0)
-    chain = hashes("a", 1)
-    rig.put(chain)
+    chain = rig.put_new("a", 1)
     kept = rig.call()
     rig.do(ev.PinRequested(kept, CLIENT, "", rig.namespace_id, chain, Tier.DRAM, 60.0))
     for _ in range(MANY):

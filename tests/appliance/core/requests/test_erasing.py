@@ -55,8 +55,7 @@ def test_what_is_in_memory_and_on_the_disk_is_forgotten() -> None:
 
 def test_another_tenant_loses_nothing() -> None:
     rig = Rig(dram_blocks=8)
-    mine = hashes("mine", 3)
-    rig.put(mine)
+    mine = rig.put_new("mine", 3)
     assert finish_erasing(rig, erase(rig, "tenant:acme")) == 0
     assert rig.found(mine) == 3
 
@@ -81,9 +80,7 @@ def test_all_domains_of_a_tenant_go() -> None:
 def test_a_load_under_way_does_not_arrive() -> None:
     """It may have been decrypted a moment before the key was gone."""
     rig = Rig(dram_blocks=4)
-    chain = hashes("loading", 2)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("loading", 2)
     acquire = rig.acquire(chain)
     assert rig.copies
     call = erase(rig)
@@ -97,8 +94,7 @@ def test_a_load_under_way_does_not_arrive() -> None:
 
 def test_a_spill_under_way_does_not_arrive() -> None:
     rig = Rig(dram_blocks=4)
-    chain = hashes("spilling", 2)
-    rig.put(chain, session_id="s")
+    chain = rig.put_new("spilling", 2, session_id="s")
     rig.do(ev.SessionEnded(rig.call(), CLIENT, "s", True))
     assert [copy.target for copy in rig.copies] == [Tier.NVME]
     call = erase(rig)
@@ -134,8 +130,7 @@ def test_a_put_that_has_only_reserved_is_of_the_time_after() -> None:
 def test_whoever_reads_a_block_may_finish() -> None:
     """Its place is free when the lease ends, not before; nobody else finds it meanwhile."""
     rig = Rig(dram_blocks=4)
-    chain = hashes("held", 2)
-    rig.put(chain)
+    chain = rig.put_new("held", 2)
     lease = rig.acquire(chain)
     rig.settle()
     finish_erasing(rig, erase(rig))
@@ -175,9 +170,7 @@ def test_two_at_once_are_answered_one_after_the_other() -> None:
 def test_no_key_condemns_a_record() -> None:
     """What a read says that finds no key: the record is not asked again."""
     rig = Rig(dram_blocks=4)
-    chain = hashes("lost", 1)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("lost", 1)
     rig.acquire(chain)
     rig.finish(rig.copies[0], Cause.NO_KEY)
     rig.settle()
@@ -227,8 +220,7 @@ def test_a_segment_is_emptied_of_what_was_erased_while_its_copy_in_dram_is_read(
 ) -> None:
     """The planner stopped itself: a block was to leave nvme that had left already. (Simulator, 400502.)"""
     rig = Rig(dram_blocks=2, nvme_blocks=2, num_segments=3, hbm_blocks=2, hbm_is_shared=False)
-    read = hashes("read", 1)
-    rig.put(read, session_id="s")
+    read = rig.put_new("read", 1, session_id="s")
     rig.do(ev.SessionEnded(rig.call(), CLIENT, "s", True))
     rig.settle()
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, read, Tier.HBM))
@@ -255,8 +247,7 @@ def test_a_segment_is_emptied_of_what_was_erased_while_its_copy_in_dram_is_read(
 def test_a_retry_is_not_answered_with_what_was_erased_meanwhile() -> None:
     """Its lease still stands, and its slots are not others' yet; but nobody new may read them."""
     rig = Rig(dram_blocks=4)
-    mine = hashes("mine", 2)
-    rig.put(mine)
+    mine = rig.put_new("mine", 2)
     first = rig.acquire(mine, request_id="once")
     assert len(rig.answer(first).ready) == 4
     again = rig.acquire(mine, request_id="once")

@@ -43,9 +43,7 @@ def states(rig: Rig) -> set[SegmentState]:
 
 def test_the_cold_store_is_emptied_and_its_segments_are_free() -> None:
     rig = Rig(dram_blocks=16, nvme_blocks=2, num_segments=8)
-    chain = hashes("a", 6)
-    rig.put(chain)
-    rig.cool(chain)
+    rig.cool_new("a", 6)
     answer = evict(rig, Tier.NVME)
     assert (answer.num_blocks, answer.num_readable, answer.num_kept) == (6, 0, {})
     assert answer.num_bytes == 6 * 2 * (16 << 10)
@@ -133,9 +131,7 @@ def test_what_memory_keeps_is_said_by_reason() -> None:
 
 def test_a_store_that_frees_nothing_says_so_instead_of_keeping_the_caller() -> None:
     rig = Rig(dram_blocks=16, nvme_blocks=2, num_segments=8)
-    chain = hashes("a", 2)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 2)
     rig.acquire(chain)  # its loads read the segment, and never end
     call = rig.call()
     rig.do(ev.EvictRequested(call, Tier.NVME, 0))

@@ -12,16 +12,12 @@ from ..rig import CLIENT, GEOMETRY, Rig, hashes
 def cold(num_blocks: int, **options: object) -> tuple[Rig, list[bytes]]:
     """Return a rig and a chain that is in nvme only."""
     rig = Rig(**options)  # type: ignore[arg-type]
-    chain = hashes("a", num_blocks)
-    rig.put(chain)
-    rig.cool(chain)
-    return rig, chain
+    return rig, rig.cool_new("a", num_blocks)
 
 
 def test_what_is_in_memory_is_ready_at_once() -> None:
     rig = Rig()
-    chain = hashes("a", 2)
-    rig.put(chain)
+    chain = rig.put_new("a", 2)
     result = rig.answer(rig.acquire([*chain, *hashes("unknown", 1)]))
     assert result.last
     assert result.num_blocks == 2
@@ -188,9 +184,7 @@ def test_a_client_holds_no_more_than_its_share() -> None:
 def test_a_collected_load_holds_its_source() -> None:
     """Room for the second load of a request must not come from the source of the first. (Seed 4392.)"""
     rig = Rig(dram_blocks=2, hbm_blocks=4)
-    chain = hashes("a", 2)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 2)
     held = rig.acquire(chain[:1])
     rig.settle()
     rig.release(held)
@@ -207,8 +201,7 @@ def test_a_collected_load_holds_its_source() -> None:
 def test_a_gpus_memory_is_read_on_the_gpu_only() -> None:
     """What is in hbm alone is handed out there to who can read it; for others it comes down to dram."""
     rig = Rig(dram_blocks=2, hbm_blocks=2, nvme_blocks=0, hbm_is_shared=False)
-    chain = hashes("a", 1)
-    rig.put(chain)
+    chain = rig.put_new("a", 1)
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
     rig.settle()
     rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 1 << 30))
@@ -245,9 +238,7 @@ def test_what_is_on_its_way_counts_as_held() -> None:
 def test_a_retry_that_was_told_of_no_places_is_not_waited_for() -> None:
     """What the first try reported was condemned meanwhile; the rest of it is still coming."""
     rig = Rig()
-    chain = hashes("a", 2)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 2)
     rig.acquire(chain, "r")
     rig.finish(rig.copies[0])
     residency, catalog = rig.planner.residency, rig.planner.catalog
@@ -264,8 +255,7 @@ def test_a_retry_that_was_told_of_no_places_is_not_waited_for() -> None:
 
 def test_a_block_may_be_held_more_often_than_two_bytes_count() -> None:
     rig = Rig(max_pinned_fraction=1e9)
-    chain = hashes("a", 1)
-    rig.put(chain)
+    chain = rig.put_new("a", 1)
     for _ in range(17):
         event = ev.AcquireRequested(rig.call(), CLIENT, "", rig.namespace_id, chain * 4096)
         rig.planner.handle(event, 0.0)

@@ -26,8 +26,7 @@ def evict_all(rig: Rig) -> None:
 
 def test_a_parent_leaves_after_its_children() -> None:
     rig = Rig(nvme_blocks=0)
-    chain = hashes("a", 3)
-    rig.put(chain)
+    chain = rig.put_new("a", 3)
     held = rig.acquire(chain[:2])  # the last one is free, its parents are not
     evict_all(rig)
     assert [bool(rig.where(h)) for h in chain] == [True, True, False]
@@ -42,8 +41,7 @@ def test_a_parent_leaves_after_its_children() -> None:
 
 def test_a_pinned_block_stays_at_its_floor_until_the_pin_ends() -> None:
     rig = Rig()
-    chain = hashes("a", 1)
-    rig.put(chain)
+    chain = rig.put_new("a", 1)
     call = rig.call()
     rig.do(ev.PinRequested(call, CLIENT, "", rig.namespace_id, chain, Tier.DRAM, 10.0))
     assert rig.answer(call).num_blocks == 1
@@ -56,8 +54,7 @@ def test_a_pinned_block_stays_at_its_floor_until_the_pin_ends() -> None:
 
 def test_a_pin_to_nvme_lets_dram_go_once_the_block_is_below() -> None:
     rig = Rig(dram_blocks=1)
-    chain = hashes("a", 1)
-    rig.put(chain)
+    chain = rig.put_new("a", 1)
     rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, chain, Tier.NVME, 10.0))
     rig.put(hashes("b", 1))
     assert rig.where(chain[0]) == {"nvme"}
@@ -65,8 +62,7 @@ def test_a_pin_to_nvme_lets_dram_go_once_the_block_is_below() -> None:
 
 def test_a_pinned_block_that_never_reached_its_floor_is_kept_below_until_the_pin_ends() -> None:
     rig = Rig(dram_blocks=4, nvme_blocks=0, hbm_blocks=2, hbm_is_shared=False)
-    chain = hashes("a", 2)
-    rig.put(chain)
+    chain = rig.put_new("a", 2)
     rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, chain, Tier.HBM, 10.0))
     while rig.copies:
         rig.finish(rig.copies[0], Cause.IO_ERROR)
@@ -82,8 +78,7 @@ def test_a_pinned_block_that_never_reached_its_floor_is_kept_below_until_the_pin
 def test_a_pinned_block_that_never_reached_its_floor_goes_down_and_no_further() -> None:
     """Memory that is needed is freed: the block is written to nvme, and stays there."""
     rig = Rig(dram_blocks=2, nvme_blocks=2, hbm_blocks=2, hbm_is_shared=False, num_segments=8)
-    chain = hashes("a", 2)
-    rig.put(chain)
+    chain = rig.put_new("a", 2)
     rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, chain, Tier.HBM, 600.0))
     while rig.copies:
         rig.finish(rig.copies[0], Cause.IO_ERROR)
@@ -102,8 +97,7 @@ def test_a_pinned_block_that_never_reached_its_floor_goes_down_and_no_further() 
 
 def test_pins_of_a_fast_tier_leave_room_in_the_slowest() -> None:
     rig = Rig(dram_blocks=4, nvme_blocks=0, hbm_blocks=8, hbm_is_shared=False, max_pinned_fraction=0.5)
-    chain = hashes("a", 3)
-    rig.put(chain)
+    chain = rig.put_new("a", 3)
     call = rig.call()
     rig.do(ev.PinRequested(call, CLIENT, "", rig.namespace_id, chain, Tier.HBM, 10.0))
     assert rig.answer(call).reason == "TIER_FULL"
@@ -132,8 +126,7 @@ def test_a_dead_clients_sessions_decode_no_more() -> None:
 
 def test_archiving_demotes_the_blocks_of_an_ended_session() -> None:
     rig = Rig()
-    chain = hashes("a", 2)
-    rig.put(chain, session_id="s")
+    chain = rig.put_new("a", 2, session_id="s")
     call = rig.call()
     rig.do(ev.SessionEnded(call, CLIENT, "s", archive=True))
     assert rig.answer(call).count == 2
@@ -151,9 +144,7 @@ def test_a_fork_holds_what_its_parent_holds() -> None:
 
 def test_a_tier_that_is_lost_is_not_read_and_comes_back() -> None:
     rig = Rig()
-    chain = hashes("a", 1)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 1)
     rig.do(ev.TierLost(Tier.NVME, True, "test"))
     assert rig.found(chain) == 0
     rig.do(ev.TierLost(Tier.NVME, False, "test"))
@@ -162,8 +153,7 @@ def test_a_tier_that_is_lost_is_not_read_and_comes_back() -> None:
 
 def test_memory_that_is_lost_is_forgotten_at_once_and_for_good() -> None:
     rig = Rig(hbm_blocks=4, nvme_blocks=0, hbm_is_shared=False)
-    chain = hashes("a", 2)
-    rig.put(chain)
+    chain = rig.put_new("a", 2)
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
     rig.settle()
     rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 1))
@@ -202,8 +192,7 @@ def test_a_record_without_room_begins_a_reclaim_however_few_segments_should_be_f
 
 def test_a_drain_leaves_everything_in_the_cold_store() -> None:
     rig = Rig()
-    chain = hashes("a", 3)
-    rig.put(chain)
+    chain = rig.put_new("a", 3)
     call = rig.call()
     rig.do(ev.DrainStarted(call))
     assert rig.answer(call).count == 3

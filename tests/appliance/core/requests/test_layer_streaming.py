@@ -20,7 +20,7 @@ from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Geometry, Tier
 
 from .. import rig as rigs
-from ..rig import Rig, hashes
+from ..rig import Rig
 
 LAYERS, BLOCKS, BATCH = 16, 10, 4  # three batches for each layer, the last one smaller
 DISK_BYTES_PER_S, LINK_BYTES_PER_S = 7e9, 50e9
@@ -86,8 +86,7 @@ class Pipeline:
 
 def test_the_first_layer_takes_a_fraction_of_the_last(geometry: Geometry) -> None:
     rig = Rig(dram_blocks=16 * BLOCKS, nvme_blocks=40 * BLOCKS, hbm_blocks=1, hbm_is_shared=False)
-    chain = hashes("long", BLOCKS)
-    rig.put(chain)
+    chain = rig.put_new("long", BLOCKS)
     rig.do(ev.DrainStarted(rig.call()))  # a copy of everything on nvme
     rig.settle()
     rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))

@@ -11,9 +11,7 @@ from ..rig import CLIENT, STORED, Rig, hashes
 
 def test_a_block_of_a_tier_that_is_offline_is_stored_anew() -> None:
     rig = Rig(nvme_blocks=16)
-    chain = hashes("a", 3)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 3)
     rig.do(ev.TierLost(Tier.NVME, True, "test"))
     assert rig.put(chain) == [STORED] * 3
     assert rig.found(chain) == 3
@@ -23,9 +21,7 @@ def test_a_block_of_a_tier_that_is_offline_is_stored_anew() -> None:
 def test_its_old_record_does_not_count_when_the_tier_is_back() -> None:
     """Its bytes may be others than those that were put since, and a fragment has one checksum."""
     rig = Rig(nvme_blocks=16)
-    chain = hashes("a", 1)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 1)
     rig.do(ev.TierLost(Tier.NVME, True, "test"))
     rig.put(chain)
     rig.do(ev.TierLost(Tier.NVME, False, "test"))
@@ -36,9 +32,7 @@ def test_its_old_record_does_not_count_when_the_tier_is_back() -> None:
 
 def test_half_a_block_is_put_again_where_the_other_half_is_out_of_reach() -> None:
     rig = Rig(nvme_blocks=16)
-    chain = hashes("a", 1)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 1)
     lose_record(rig, chain[0], 0)
     rig.do(ev.TierLost(Tier.NVME, True, "test"))
     assert rig.put(chain) == [STORED]
@@ -48,9 +42,7 @@ def test_half_a_block_is_put_again_where_the_other_half_is_out_of_reach() -> Non
 def test_what_is_condemned_and_still_read_is_put_again() -> None:
     """A device reads what turns out to be damaged: a put meanwhile is not told that it stored it."""
     rig = Rig(nvme_blocks=16, hbm_blocks=4)
-    chain = hashes("a", 1)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 1)
     rig.do(ev.ColdEdgeOpened(frozenset({0})))
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
     assert {copy.target for copy in rig.copies} == {Tier.HBM}
@@ -67,8 +59,7 @@ def test_what_is_condemned_and_still_read_is_put_again() -> None:
 def test_a_block_that_a_lost_device_still_holds_is_put_again() -> None:
     """A lease holds what hbm had: condemned, it is nobody's, and dram may have the block anew."""
     rig = Rig(nvme_blocks=0, hbm_blocks=4)
-    chain = hashes("a", 1)
-    rig.put(chain)
+    chain = rig.put_new("a", 1)
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
     rig.settle()
     rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
@@ -83,9 +74,7 @@ def test_a_block_that_a_lost_device_still_holds_is_put_again() -> None:
 
 def test_a_put_that_fails_takes_no_record_along() -> None:
     rig = Rig(nvme_blocks=16)
-    chain = hashes("a", 1)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 1)
     rig.do(ev.TierLost(Tier.NVME, True, "test"))
     call = rig.start_put(chain)
     rig.finish(rig.copies[0], Cause.SOURCE_GONE)

@@ -107,9 +107,7 @@ def test_a_failed_copy_is_a_failed_block_and_nothing_is_left() -> None:
 def test_new_bytes_have_a_new_checksum() -> None:
     """A parent that lost its bytes keeps its row; the next put must not inherit its checksum. (Seed 151.)"""
     rig = Rig()
-    chain = hashes("a", 2)
-    rig.put(chain)
-    rig.cool(chain)
+    chain = rig.cool_new("a", 2)
     rig.acquire(chain[:1])
     for copy in list(rig.copies):
         rig.finish(copy, Cause.WRONG_CHECKSUM)
