@@ -40,7 +40,7 @@ REPORT: dict[str, Callable[[Any], str]] = {
     "overhead": overhead.report,
     "recovery": recovery.report,
     "store": new_host.report,
-    "fleet": fleet.report,
+    "fleet": new_host.report,
 }
 
 

@@ -12,34 +12,29 @@ vLLM's own NixlConnector and P2P tier were not tried beside it.
 from __future__ import annotations
 
 import random
-import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from bench.table import ratio, render
 from bench.vllm.appliance import ApplianceProcess
-from bench.vllm.measure import seconds
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
-from bench.vllm.new_host import COMPUTED, OWN_CACHE, BenchHost, ComputedPrompt, NewHostSample, new_prompt
+from bench.vllm.new_host import BenchHost, ComputedPrompt, NewHostSample, new_prompt
 from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess
 from bench.vllm.ttft import MID, warm_up
 from examples.network import NetworkHost, network
+from tests.waiting import until
 
 OTHER_HOST, OWN_MEMORY, AFTER_KILL = "other host", "own memory", "after a kill"
-ROADS = (COMPUTED, OWN_CACHE, OTHER_HOST, OWN_MEMORY, AFTER_KILL)
 PORT = 7070
 SIZES = (2048, 8192)  # tokens
 NUM_ROUNDS = 2
-WAIT_S = 120.0
 
 
 def run(is_quick: bool, num_rounds: int, link: str) -> list[NewHostSample]:
-    """Measure; `num_rounds` 0 is as many as usual. Raises EngineDied, RuntimeError or TimeoutError."""
+    """Measure; `num_rounds` 0 is as many as usual. Raises EngineDied or RuntimeError."""
     sizes = SIZES[:1] if is_quick else SIZES * (num_rounds or NUM_ROUNDS)
     chance = random.Random(19)
     with ExitStack() as stack:
@@ -49,19 +44,16 @@ def run(is_quick: bool, num_rounds: int, link: str) -> list[NewHostSample]:
         samples, prompts = list[NewHostSample](), list[ComputedPrompt]()
         for size in sizes:
             prompt = new_prompt(chance, size)
-            for road in (COMPUTED, OWN_CACHE):
-                sample, expected = first.ask(road, prompt)
-                samples.append(sample)
-            first.engine.reset()  # succeeds when nothing is being saved any more
-            prompts.append(ComputedPrompt(prompt, expected))
+            answers, computed = first.compute(prompt)
+            samples += answers
+            prompts.append(computed)
             _wait_until_known(second, first)
-            samples.append(_asked(second, OTHER_HOST, prompts[-1]))
-            second.engine.reset()
-            samples.append(_asked(second, OWN_MEMORY, prompts[-1]))
-            second.engine.reset()
+            for road in (OTHER_HOST, OWN_MEMORY):
+                samples.append(second.ask_again(road, computed))
+                second.engine.reset()
         _wait_until_known(third, second)
         first.appliance.kill()
-        samples += [_asked(third, AFTER_KILL, prompt) for prompt in prompts]
+        samples += [third.ask_again(AFTER_KILL, prompt) for prompt in prompts]
     return samples
 
 
@@ -93,41 +85,10 @@ def _hosts(stack: ExitStack, folder: Path, places: Sequence[NetworkHost]) -> lis
 
 
 def _wait_until_known(host: BenchHost, other: BenchHost) -> None:
-    """Wait until a host knows of all blocks that another one has. Raises TimeoutError."""
-    ends_at = time.monotonic() + WAIT_S
-    while True:
+    """Wait until a host knows of all blocks that another one has."""
+
+    def knows() -> bool:
         num_blocks = other.appliance.num_blocks()
-        if any(one.num_blocks == num_blocks for one in host.appliance.status().hosts):
-            return
-        if time.monotonic() > ends_at:
-            raise TimeoutError(f"a host does not know {num_blocks} blocks of another after {WAIT_S:.0f} s")
-        time.sleep(0.05)
+        return any(one.num_blocks == num_blocks for one in host.appliance.status().hosts)
 
-
-def _asked(host: BenchHost, road: str, prompt: ComputedPrompt) -> NewHostSample:
-    sample, got = host.ask(road, prompt.tokens)
-    expected = prompt.expected
-    is_exact = (got.tokens, got.logprobs) == (expected.tokens, expected.logprobs)
-    return replace(sample, is_exact=is_exact and got.num_cached == expected.num_cached)
-
-
-def report(samples: Sequence[NewHostSample]) -> str:
-    """Return one row per size and road; ratios are of medians."""
-    rows = []
-    for size in sorted({one.num_tokens for one in samples}):
-        roads = {
-            road: [one for one in samples if (one.road, one.num_tokens) == (road, size)] for road in ROADS
-        }
-        medians = {road: statistics.median(one.ttft_s for one in many) for road, many in roads.items()}
-        for road, many in roads.items():
-            times = [one.ttft_s for one in many]
-            num_exact = sum(one.is_exact for one in many)
-            rows.append(
-                [
-                    *(str(size), road, seconds(medians[road]), seconds(min(times)), seconds(max(times))),
-                    *(str(min(one.num_cached for one in many)), ratio(medians[COMPUTED] / medians[road])),
-                    f"{num_exact} of {len(many)}" if road not in (COMPUTED, OWN_CACHE) else "",
-                ]
-            )
-    header = ["tokens", "from", "p50 s", "best", "worst", "cached", "of computed", "bit-identical"]
-    return render(header, rows)
+    until(knows, "a host knows all blocks of another one", pause_s=0.05)
