@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.rig import Seat, seated, second_client
-from bench.table import milliseconds, ratio, render
-from bench.transfer import KIB, MIB, Effort, percentile
+from bench.table import milliseconds, percentile, ratio, render
+from bench.transfer import KIB, MIB, Effort
 
 KEYS_A_CALL = (1, 16, 128, 1024)
 SMALL = 4 * KIB  # of a fragment with any bytes

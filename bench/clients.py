@@ -20,7 +20,7 @@ from typing import Any
 from bench.machine import print_machine
 from bench.peers import DEFAULT_DIR, RECIPES
 from bench.rig import Seat, seated, second_client, stores
-from bench.table import milliseconds, render, size_text
+from bench.table import milliseconds, percentile, render, size_text
 
 MIB, GIB = 1 << 20, 1 << 30
 SHAPES = ((64 << 10, 1), (2 * MIB, 1))  # bytes of a fragment, fragments a call
@@ -49,10 +49,6 @@ def cpu_s(root: int) -> float:
     return total
 
 
-def p99(values: list[int]) -> float:
-    return statistics.quantiles(values, n=100)[98] if len(values) > 1 else float(values[0])
-
-
 def measure(seats: list[Seat], shape: tuple[int, int], seconds: float) -> list[str]:
     """Let all clients of one store run at once; return the row, without the shape."""
     size, batch = shape
@@ -71,8 +67,8 @@ def measure(seats: list[Seat], shape: tuple[int, int], seconds: float) -> list[s
         str(len(seats)),
         f"{pairs_per_s:,.0f}",
         f"{2 * pairs_per_s * size * batch / 1e9:.2f}",
-        *(milliseconds(value) for value in (statistics.median(puts), p99(puts))),
-        *(milliseconds(value) for value in (statistics.median(gets), p99(gets))),
+        *(milliseconds(value) for value in (statistics.median(puts), percentile(puts, 0.99))),
+        *(milliseconds(value) for value in (statistics.median(gets), percentile(gets, 0.99))),
         f"{min(shares) / (pairs_per_s / len(shares)):.2f}",
         *(str(sum(one[what] for one in found)) for what in ("refused", "lost")),
         f"{server_s * 1e6 / len(gets):.0f}",

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -69,11 +69,11 @@ def aligned(num_bytes: int) -> memoryview:
     return view
 
 
-def make_label(number: int, payload: memoryview) -> FragmentLabel:
+def make_label(number: int, payload: memoryview, namespace: NamespaceIdentity = NAMESPACE) -> FragmentLabel:
     """Return the label of a fragment of the warm tier, with its checksum from the put."""
     prefix = sha256(number.to_bytes(8, "little")).digest()
     checksum = xxhash.xxh3_128_digest(payload)
-    return FragmentLabel(NAMESPACE.digest, 1, prefix, b"", number, 0, len(payload), checksum)
+    return FragmentLabel(namespace.digest, 1, prefix, b"", number, 0, len(payload), checksum)
 
 
 @contextmanager
@@ -95,17 +95,22 @@ def filled(directory: Path, block: int, total: int, batch: int, threads: int) ->
         shutil.rmtree(directory / "store")
 
 
+def reclaim(store: ColdStore, room: SegmentLog, places: Sequence[int], num_bytes: int) -> None:
+    """Seal and free all segments of a store of records of `num_bytes` each."""
+    for place in places:
+        room.release(place, num_bytes)
+    room.close_open_segments()
+    for number in room.take_segments_to_seal():
+        store.seal(number)
+    for number in list(room.sealed_segments()):
+        room.begin_reclaim(number)
+        store.free(number)
+        room.finish_reclaim(number)
+
+
 def empty(state: Filled) -> None:
     """Release every segment, as reclaiming would."""
-    for place, label in zip(state.places, state.labels, strict=True):
-        state.room.release(place, label.raw_length)
-    state.room.close_open_segments()
-    for number in state.room.take_segments_to_seal():
-        state.store.seal(number)
-    for number in state.room.sealed_segments():
-        state.room.begin_reclaim(number)
-        state.store.free(number)
-        state.room.finish_reclaim(number)
+    reclaim(state.store, state.room, state.places, len(state.buffers[0][0]))
     state.labels, state.places = [], []
 
 

@@ -12,19 +12,18 @@ AES-GCM and xxh3 alone are measured beside them, on buffers larger than the cach
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
+from bench.cold import GIB, KIB, MIB, aligned, make_label, reclaim
 from bench.machine import print_machine
 from bench.table import render
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
@@ -34,7 +33,6 @@ from kvtier.tiers.encryption.envelope import Envelopes
 from kvtier.tiers.encryption.keyring import Keyring
 from kvtier.tiers.encryption.master_keys import MasterKeys
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SEGMENT_BYTES = 64 * MIB
 BATCH_BYTES = 4 * MIB
 NAMESPACE = NamespaceIdentity(b"encryption " * 3, Geometry(32, 8, 128, 16, "bfloat16"), domain="tenant:bench")
@@ -45,13 +43,6 @@ class EncryptionSpeed(NamedTuple):
 
     core: float
     wall: float
-
-
-def aligned(num_bytes: int) -> memoryview:
-    """Return fresh page-aligned memory, touched."""
-    view = memoryview(mmap.mmap(-1, num_bytes))
-    np.frombuffer(view, np.uint8)[:] = 0
-    return view
 
 
 def speed_of(work: Callable[[], None], num_bytes: int) -> EncryptionSpeed:
@@ -76,7 +67,7 @@ class EncryptedStore:
         self.store.store_namespace(NAMESPACE)
         self._room = SegmentLog(num_segments, SEGMENT_BYTES, self.store.footer_bytes)
         self._payloads = payloads
-        self._labels = [_label(number, payload) for number, payload in enumerate(payloads)]
+        self._labels = [make_label(number, payload, NAMESPACE) for number, payload in enumerate(payloads)]
         self._targets = [aligned(len(payload)) for payload in payloads[: BATCH_BYTES // len(payloads[0])]]
         self._places: list[int] = []
 
@@ -110,24 +101,10 @@ class EncryptedStore:
 
     def forget(self) -> None:
         """Give every place back."""
-        self._room.close_open_segments()
-        for number in self._room.take_segments_to_seal():
-            self.store.seal(number)
-        for place in self._places:
-            self._room.release(place, len(self._payloads[0]))
-        for number in list(self._room.sealed_segments()):
-            self._room.begin_reclaim(number)
-            self.store.free(number)
-            self._room.finish_reclaim(number)
+        reclaim(self.store, self._room, self._places, len(self._payloads[0]))
 
     def _batches(self) -> range:
         return range(0, len(self._payloads), len(self._targets))
-
-
-def _label(number: int, payload: memoryview) -> FragmentLabel:
-    prefix = sha256(number.to_bytes(8, "little")).digest()
-    checksum = xxhash.xxh3_128_digest(payload)
-    return FragmentLabel(NAMESPACE.digest, 1, prefix, b"", number, 0, len(payload), checksum)
 
 
 def primitives(payloads: Sequence[memoryview], directory: Path) -> dict[str, EncryptionSpeed]:

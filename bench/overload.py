@@ -39,14 +39,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import kvcache_pb2_grpc, types_pb2
 from tests.daemon import Daemon
 
 from .machine import ROOT, print_machine, write_report
-from .table import render
+from .table import percentile, render
 
 BLOCK_GEOMETRY = types_pb2.Geometry(
     num_layers=1,
@@ -299,7 +298,7 @@ def percentiles(durations: list[float]) -> tuple[float, float]:
     """Return p50 and p99; nan of nothing."""
     if not durations:
         return float("nan"), float("nan")
-    return float(np.percentile(durations, 50)), float(np.percentile(durations, 99))
+    return percentile(durations, 0.5), percentile(durations, 0.99)
 
 
 def report(found: list[Outcome]) -> str:

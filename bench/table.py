@@ -1,8 +1,11 @@
-"""Aligned text tables, and how sizes and durations are written in them."""
+"""Aligned text tables, what stands in them, and how sizes and durations are written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
 
 
 def size_text(num_bytes: int) -> str:
@@ -19,6 +22,12 @@ def ratio(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.2f}×" if value < 10 else f"{value:.0f}×"
+
+
+def percentile(values: Sequence[Number], share: float) -> Number:
+    """Return the nearest-rank percentile; `values` must not be empty."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.rig import Seat
-from bench.table import milliseconds, ratio, render, size_text
+from bench.table import milliseconds, percentile, ratio, render, size_text
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CELLS = [
@@ -112,12 +112,6 @@ def _row(section: str, one: Contender, size: int, batch: int) -> TransferRow:
         p50_ns=statistics.median(percentile(ns, 0.50) for ns in one.rounds),
         p99_ns=statistics.median(percentile(ns, 0.99) for ns in one.rounds),
     )
-
-
-def percentile(values: list[int], share: float) -> int:
-    """Return the nearest-rank percentile; `values` must not be empty."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def with_ratios(rows: list[TransferRow]) -> list[TransferRow]:

@@ -7,7 +7,8 @@ import pytest
 
 from bench.peer_memcpy import Memcpy
 from bench.rig import seated, stores
-from bench.transfer import TransferRow, percentile, report, with_ratios
+from bench.table import percentile
+from bench.transfer import TransferRow, report, with_ratios
 from bench.worker import KIB, MIB, Worker, WrongBytes
 
 SIZE, BATCH = 64 * KIB, 4
