@@ -27,6 +27,7 @@ from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon
 
+from ..waiting import until
 from .load import Load, Role
 
 SETTINGS = (
@@ -104,17 +105,16 @@ def slope_per_hour(samples: list[Sample], name: str) -> float:
 def killed_holder_s(watched: Watched, load: Load) -> float:
     """Kill a client that holds leases; return the seconds until the daemon holds none of them."""
     holder = load.start(Role(), is_holder=True)
-    pause, deadline_at = threading.Event(), time.monotonic() + WAIT_S
-    while not holder.counts()["held"]:
+
+    def num_granted() -> int:
         holder.assert_alive()
-        assert time.monotonic() < deadline_at, "no lease was granted"
-        pause.wait(0.05)
-    num_held = holder.counts()["held"]
+        return holder.counts()["held"]
+
+    num_held = until(num_granted, "no lease was granted", pause_s=0.05)
     began_at = time.monotonic()
     load.end(holder, signal.SIGKILL)
-    while watched.num_leases() >= num_held:  # the workers hold a few, for a moment each
-        assert time.monotonic() < began_at + WAIT_S, "leases outlive their client"
-        pause.wait(0.002)
+    # The workers hold a few, for a moment each.
+    until(lambda: watched.num_leases() < num_held, "leases outlive their client")
     return time.monotonic() - began_at
 
 

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,8 @@ from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import PATIENT, Daemon
 
+from ..waiting import until
+
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=4, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
 )  # 64 KiB a block, two fragments of 32 KiB
@@ -42,7 +44,6 @@ IDENTITY = NamespaceIdentity(b"crash loop model", GEOMETRY)
 CHAIN_BLOCKS = 8
 SEGMENT_BYTES = 1 << 20
 NVME_BYTES = 64 << 20
-WAIT_S = 120.0
 NUM_CHAINS_ASKED = 12  # of them at each look; a question costs half a millisecond
 MAX_CHAINS = NVME_BYTES // (CHAIN_BLOCKS * GEOMETRY.block_bytes) * 3 // 2  # half as much again as fits
 SETTINGS = (
@@ -122,6 +123,39 @@ class Load:
 
     def _read(self, client: Client, namespace: Namespace, dice: random.Random) -> None:
         self._tally.num_read_alive += read(client, namespace, dice.randrange(MAX_CHAINS))
+
+
+class Writer:
+    """Puts chains, one after the other, until the daemon is killed; `chains` gets what is acknowledged."""
+
+    def __init__(self, target: str, chains: list[int], numbers: Iterable[int], pause_s: float = 0.0) -> None:
+        self._chains, self._num_before = chains, len(chains)
+        self._problems: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, args=[target, numbers, pause_s])
+        self._thread.start()
+
+    def wait_for(self, number: int) -> None:
+        """Wait until so many chains are acknowledged, or it has ended."""
+        until(lambda: len(self._chains) >= self._num_before + number or not self._thread.is_alive())
+
+    def end(self) -> None:
+        """Wait for it, after the daemon was killed."""
+        self._thread.join()
+        assert not self._problems, self._problems
+
+    def _run(self, target: str, numbers: Iterable[int], pause_s: float) -> None:
+        pause = threading.Event()
+        try:
+            with Client(target, timeout=PATIENT) as client:
+                namespace = client.register(IDENTITY)
+                for number in numbers:
+                    if client.put(namespace, names_of(number), payload_of(number)).complete:
+                        self._chains.append(number)
+                    pause.wait(pause_s)
+        except KvtierError:
+            pass  # killed
+        except BaseException as problem:
+            self._problems.append(problem)
 
 
 def read(client: Client, namespace: Namespace, number: int) -> int:
@@ -248,11 +282,8 @@ class Loop:
             load = Load(self._daemon.target, dice.randrange(1 << 30), self.tally)
             pause = threading.Event()
             if not self.tally.num_kills:  # the first life is long enough to fill half of the store, if slowly
-                deadline_at = time.monotonic() + WAIT_S
-                while len(sealed_lives(self._store)) < NVME_BYTES // SEGMENT_BYTES // 2:
-                    assert not load.problems, load.problems
-                    assert time.monotonic() < deadline_at, f"the store did not fill in {WAIT_S} s"
-                    pause.wait(0.01)
+                num_half = NVME_BYTES // SEGMENT_BYTES // 2
+                until(lambda: load.problems or len(sealed_lives(self._store)) >= num_half, pause_s=0.01)
             pause.wait(dice.random() * self._max_life_s)
             admin = Admin(self._daemon.target)
             self._kept = kept_blocks(self._store, admin, namespace.id, dice)

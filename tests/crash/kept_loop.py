@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtier.clients import Client, KvtierError
-from tests.crash.daemon_loop import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, read
+from tests.crash.daemon_loop import CHAIN_BLOCKS, IDENTITY, Writer, read
 from tests.daemon import PATIENT, START_S, Daemon, is_alive
 
 from ..waiting import until
@@ -77,18 +77,13 @@ class Loop:
             self._daemon.close()
 
     def _work_and_kill(self) -> None:
-        problems: list[BaseException] = []
-        last = min(MAX_CHAINS, len(self._chains) + MAX_LIFE_CHAINS)
-        writer = threading.Thread(target=self._write, args=[last, problems])
-        writer.start()
-        num_before, deadline_at = len(self._chains), time.monotonic() + START_S
-        while len(self._chains) == num_before and writer.is_alive():
-            assert time.monotonic() < deadline_at, "no put was acknowledged"
-            threading.Event().wait(0.005)
+        first = len(self._chains)
+        numbers = range(first, min(MAX_CHAINS, first + MAX_LIFE_CHAINS))
+        writer = Writer(self._daemon.target, self._chains, numbers)
+        writer.wait_for(1)
         threading.Event().wait(MAX_LIFE_S * self._dice.random())
         self._kill()
-        writer.join()
-        assert not problems, problems
+        writer.end()
 
     def _kill(self) -> None:
         """Kill the process that serves or is about to."""
@@ -116,18 +111,6 @@ class Loop:
                 threading.Event().wait(0.01)
         self._tally.num_answers += 1
         self._tally.down_s += time.monotonic() - self._killed_at
-
-    def _write(self, last: int, problems: list[BaseException]) -> None:
-        try:
-            with Client(self._daemon.target, timeout=PATIENT) as client:
-                namespace = client.register(IDENTITY)
-                for number in range(len(self._chains), last):
-                    if client.put(namespace, names_of(number), payload_of(number)).complete:
-                        self._chains.append(number)
-        except KvtierError:
-            pass  # killed
-        except BaseException as problem:
-            problems.append(problem)
 
     def _count(self) -> None:
         """Ask for every acknowledged block until all are found, or no more come."""

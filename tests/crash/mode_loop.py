@@ -6,6 +6,7 @@ was acknowledged is asked for: found with the bytes that were put, or not there.
 """
 
 import argparse
+import itertools
 import random
 import signal
 import sys
@@ -14,8 +15,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtier.clients import Client, KvtierError
-from tests.crash.daemon_loop import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, read
+from kvtier.clients import Client
+from tests.crash.daemon_loop import CHAIN_BLOCKS, IDENTITY, Writer, names_of, payload_of, read
 from tests.daemon import PATIENT, Daemon
 
 from ..waiting import until
@@ -73,37 +74,15 @@ class Life:
     def work_and_die(self, dice: random.Random, max_life_s: float) -> None:
         """Be killed while a client puts one chain after another."""
         self._daemon.start()
-        problems: list[BaseException] = []
-        writer = threading.Thread(target=self._write, args=[problems])
         try:
-            writer.start()
-            until(
-                lambda: not (len(self._chains) < MIN_CHAINS and writer.is_alive()),
-                "too few chains",
-            )
+            writer = Writer(self._daemon.target, self._chains, itertools.count(), PAUSE_S)
+            writer.wait_for(MIN_CHAINS)
             threading.Event().wait(max_life_s * (0.3 + 0.7 * dice.random()))
             self._daemon.stop(signal.SIGKILL)
-            writer.join()
-            assert not problems, problems
+            writer.end()
             self._count()
         finally:
             self._daemon.close()
-
-    def _write(self, problems: list[BaseException]) -> None:
-        number, pause = 0, threading.Event()
-        try:
-            with Client(self._daemon.target) as client:
-                namespace = client.register(IDENTITY)
-                while True:
-                    report = client.put(namespace, names_of(number), payload_of(number))
-                    if report.num_stored == CHAIN_BLOCKS:
-                        self._chains.append(number)
-                    number += 1
-                    pause.wait(PAUSE_S)
-        except KvtierError:
-            pass  # killed
-        except BaseException as problem:
-            problems.append(problem)
 
     def _until_clean(self) -> None:
         until(lambda: not self._daemon.status().writes.num_blocks_only_in_memory, "blocks are only in memory")

@@ -245,10 +245,7 @@ def _live_and_die(
     try:
         if waits_for_recovery:
             assert os.read(ready, 1) == READY, "the child died of itself"
-            until(
-                lambda: not (not oracle.num_acknowledged and b"\nok " not in log.read_bytes()),
-                "nothing was acknowledged",
-            )
+            until(lambda: oracle.num_acknowledged or b"\nok " in log.read_bytes(), "nothing was acknowledged")
             pause.wait(dice.random() * max_life_s)
         else:
             pause.wait(dice.random() * MAX_RECOVERY_S)
