@@ -3,6 +3,7 @@ refuses."""
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from kvtier.tiers.gpu.decode import exponent_kernels, float8_kernels
 from kvtier.tiers.gpu.decode.decoding import load_decoding
 from kvtier.tiers.gpu.decode.exponents import NUM_SLABS, DeviceExponents, Record
 from kvtier.tiers.gpu.decode.float8 import DeviceFloat8
-from kvtier.tiers.gpu.device.contract import DeviceMemory, Stream
+from kvtier.tiers.gpu.device.contract import Stream
 from kvtier.tiers.gpu.pages import kernels as pieces
 from tests.fakes.gpu.device import FakeDevice
 
+from .device_bench import DeviceBench
 from .host_kernels import HostKernels
 from .nvrtc import compiled
 
@@ -54,64 +56,26 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     }
 
 
-class Bench:
-    """A fake device with the codec on it, and room for fragments of one shape."""
-
-    def __init__(self, kernels: Kernels, shape: Shape, seed: int) -> None:
-        self.device = FakeDevice(seed=seed)
-        self.shape = shape
-        self.codec = (DeviceExponents if is_wide(shape) else DeviceFloat8)(
-            self.device, kernels[is_wide(shape)]
-        )
-        stream = self.device.take_stream()
-        self.stream = stream
-        self.stored_bytes = -(-host_codec(shape).stored_bound(shape) // 8) * 8
-        self.memory: list[DeviceMemory] = []
-
-    def place(self, num_bytes: int, payload: bytes = b"") -> int:
-        """Allocate device memory that begins with `payload`; the rest is what was there."""
-        memory = self.device.allocate(num_bytes)
-        self.memory.append(memory)
-        self.device.poke(memory.address, payload + b"\xa5" * (num_bytes - len(payload)))
-        return memory.address
-
-    def finish(self) -> None:
-        """Let the device's time pass, and learn of it as a copier does."""
-        event = self.stream.record()
-        self.device.run()
-        assert event.is_done()
-        self.device.recycle(event)
-
-    def decode(self, stored: list[bytes]) -> tuple[list[int], list[bytes]]:
-        """Decode records; return their status and what they became."""
-        records = [
-            Record(self.place(len(s), s), len(s), self.place(self.shape.raw_bytes + 16)) for s in stored
-        ]
-        ticket = self.codec.decode(self.stream, host_codec(self.shape), self.shape, records)
-        assert ticket is not None
-        self.finish()
-        status = ticket.results()
-        raw_bytes = self.shape.raw_bytes
-        for record in records:
-            assert self.device.peek(record.raw + raw_bytes, 16) == b"\xa5" * 16, "wrote behind its place"
-        return status.tolist(), [self.device.peek(record.raw, raw_bytes) for record in records]
-
-    def close(self) -> None:
-        """Give everything back, and see that nothing went wrong."""
-        for memory in self.memory:
-            self.device.free(memory)
-        self.codec.slabs.close()
-        self.codec.slabs.close()
-        self.device.give_stream(self.stream)
-        assert self.device.check_integrity() == []
-        assert not self.device.memory.regions
+def bench_of(kernels: Kernels, shape: Shape, seed: int) -> DeviceBench:
+    make = DeviceExponents if is_wide(shape) else DeviceFloat8
+    return DeviceBench(lambda device: make(device, kernels[is_wide(shape)]), seed)
 
 
-@pytest.fixture(params=range(len(SHAPES)), ids=[f"{s.dtype}-{s.num_values}x{s.num_layers}" for s in SHAPES])
-def bench(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Bench]:
-    opened = Bench(kernels, SHAPES[request.param], request.param)
-    yield opened
-    opened.close()
+@pytest.fixture(params=SHAPES, ids=[f"{s.dtype}-{s.num_values}x{s.num_layers}" for s in SHAPES])
+def shape(request: pytest.FixtureRequest) -> Shape:
+    chosen: Shape = request.param
+    return chosen
+
+
+@pytest.fixture
+def bench(shape: Shape, kernels: Kernels) -> Iterator[DeviceBench]:
+    with closing(bench_of(kernels, shape, SHAPES.index(shape))) as bench:
+        yield bench
+
+
+def padded(shape: Shape, stored: bytes | None) -> bytes:
+    """Return a record as long as a slot for it."""
+    return (stored or b"").ljust(-(-host_codec(shape).stored_bound(shape) // 8) * 8, b"\0")
 
 
 def payloads_of(shape: Shape, seed: int) -> list[bytes]:
@@ -176,56 +140,56 @@ def decoded(shape: Shape, stored: bytes) -> bytes | None:
     return bytes(into)
 
 
-def test_decodes_what_the_host_encoded(bench: Bench) -> None:
-    payloads = [p for seed in range(3) for p in payloads_of(bench.shape, seed) if encoded(bench.shape, p)]
-    stored = [(encoded(bench.shape, p) or b"").ljust(bench.stored_bytes, b"\0") for p in payloads]
-    status, raw = bench.decode(stored)
+def test_decodes_what_the_host_encoded(bench: DeviceBench, shape: Shape) -> None:
+    payloads = [p for seed in range(3) for p in payloads_of(shape, seed) if encoded(shape, p)]
+    stored = [padded(shape, encoded(shape, p)) for p in payloads]
+    status, raw = bench.decode(host_codec(shape), shape, stored)
     assert status == [0] * len(payloads)
     assert raw == payloads
 
 
-def test_refuses_exactly_what_the_host_refuses(bench: Bench) -> None:
+def test_refuses_exactly_what_the_host_refuses(bench: DeviceBench, shape: Shape) -> None:
     """Damaged in the head, in the planes, in the list: the same verdict and, if it passes, the same bytes."""
-    shape, rng = bench.shape, random.Random(7)
+    rng = random.Random(7)
     good = [s for p in payloads_of(shape, 9) if (s := encoded(shape, p)) is not None]
     head_bytes = exponents.Layout(shape).blocks_at if is_wide(shape) else float8.Float8Layout(shape).units_at
     damaged = []
     for number in range(60):
-        stored = bytearray(rng.choice(good).ljust(bench.stored_bytes, b"\0"))
+        stored = bytearray(padded(shape, rng.choice(good)))
         end = head_bytes if number % 2 else len(stored)
         for _ in range(rng.choice((1, 1, 3))):
             stored[rng.randrange(end)] = rng.randrange(256)
         if number % 5 == 0:  # the counts are right in total and wrong in their parts
             stored[8:12], stored[16:20] = stored[16:20], stored[8:12]
         damaged.append(bytes(stored))
-    status, raw = bench.decode(damaged)
+    status, raw = bench.decode(host_codec(shape), shape, damaged)
     expected = [decoded(shape, stored) for stored in damaged]
     assert [wrong == 0 for wrong in status] == [payload is not None for payload in expected]
     assert [r for r, e in zip(raw, expected, strict=True) if e is not None] == [e for e in expected if e]
     assert any(status), "none of them was refused: this test shows nothing"
 
 
-def test_not_a_byte_more_than_there_is(bench: Bench) -> None:
-    payload = payloads_of(bench.shape, 5)[1]
-    stored = encoded(bench.shape, payload, 2 * len(payload))
+def test_not_a_byte_more_than_there_is(bench: DeviceBench, shape: Shape) -> None:
+    payload = payloads_of(shape, 5)[1]
+    stored = encoded(shape, payload, 2 * len(payload))
     assert stored is not None
-    assert bench.decode([stored]) == ([0], [payload])
-    assert bench.decode([stored[:-1]])[0] == [1]
+    assert bench.decode(host_codec(shape), shape, [stored]) == ([0], [payload])
+    assert bench.decode(host_codec(shape), shape, [stored[:-1]])[0] == [1]
 
 
 def test_scratch_is_bounded_and_comes_back(kernels: Kernels) -> None:
     shape = SHAPES[0]
-    bench = Bench(kernels, shape, 3)
-    stored = (encoded(shape, payloads_of(shape, 1)[1]) or b"").ljust(bench.stored_bytes, b"\0")
-    record = Record(bench.place(len(stored), stored), len(stored), bench.place(shape.raw_bytes))
-    tickets = [bench.codec.decode(bench.stream, Exponents(), shape, [record]) for _ in range(NUM_SLABS)]
+    bench = bench_of(kernels, shape, 3)
+    stored = padded(shape, encoded(shape, payloads_of(shape, 1)[1]))
+    record = Record(bench.place(stored), len(stored), bench.place(b"", shape.raw_bytes))
+    tickets = [bench.decoder.decode(bench.stream, Exponents(), shape, [record]) for _ in range(NUM_SLABS)]
     assert None not in tickets
-    assert bench.codec.decode(bench.stream, Exponents(), shape, [record]) is None
+    assert bench.decoder.decode(bench.stream, Exponents(), shape, [record]) is None
     bench.finish()
     for ticket in tickets:
         assert ticket is not None
         assert ticket.results().tolist() == [0]
-    assert bench.codec.decode(bench.stream, Exponents(), shape, [record]) is not None
+    assert bench.decoder.decode(bench.stream, Exponents(), shape, [record]) is not None
     bench.finish()
     bench.close()
 

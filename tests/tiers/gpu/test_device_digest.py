@@ -1,14 +1,16 @@
 """The device's checksum: its own source run on the host, bit for bit what xxhash takes of the same bytes."""
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import numpy as np
 import pytest
 import xxhash
 
 from kvtier.tiers.gpu.decode.digest import NUM_SLABS, DeviceDigest, digests_of
 from kvtier.tiers.gpu.decode.digest_kernels import MIN_BYTES, NAMES, SOURCE
-from kvtier.tiers.gpu.device.contract import DeviceMemory
-from tests.fakes.gpu.device import FakeDevice
 
+from .device_bench import DeviceBench
 from .host_kernels import on_host
 from .nvrtc import compiled
 
@@ -16,54 +18,27 @@ from .nvrtc import compiled
 LENGTHS = [248, 256, 264, 1016, 1024, 1032, 1088, 2040, 2048, 2056, 9000, 65536, 65544, (1 << 20) + 24]
 
 
-class Bench:
-    """A fake device that hashes."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.device = FakeDevice(seed=seed)
-        self.digest = DeviceDigest(self.device, on_host(SOURCE, NAMES))
-        stream = self.device.take_stream()
-        self.stream = stream
-        self.memory: list[DeviceMemory] = []
-
-    def place(self, payload: bytes) -> int:
-        memory = self.device.allocate(len(payload))
-        self.memory.append(memory)
-        self.device.poke(memory.address, payload)
-        return memory.address
-
-    def finish(self) -> None:
-        """Let the device's time pass, and learn of it."""
-        event = self.stream.record()
-        self.device.run()
-        assert event.is_done()
-        self.device.recycle(event)
-
-    def close(self) -> None:
-        self.digest.slabs.close()
-        self.device.give_stream(self.stream)
-        for memory in self.memory:
-            self.device.free(memory)
-        self.device.shut_down()
-        assert self.device.check_integrity() == self.device.left_behind == []
+@pytest.fixture
+def bench(request: pytest.FixtureRequest) -> Iterator[DeviceBench]:
+    made = DeviceBench(lambda device: DeviceDigest(device, on_host(SOURCE, NAMES)), len(request.node.name))
+    with closing(made) as bench:
+        yield bench
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_same_as_on_the_host(length: int) -> None:
-    bench = Bench(seed=length)
+def test_the_same_as_on_the_host(bench: DeviceBench, length: int) -> None:
     payloads = [np.random.default_rng(length + i).bytes(length) for i in range(3)]
-    ticket = bench.digest.digest(bench.stream, [bench.place(payload) for payload in payloads], length)
+    ticket = bench.decoder.digest(bench.stream, [bench.place(payload) for payload in payloads], length)
     bench.finish()
     assert ticket is not None
     digests = digests_of(ticket)
     assert digests == [xxhash.xxh3_128_digest(payload) for payload in payloads]
     assert [int.from_bytes(d[8:], "big") for d in digests] == [xxhash.xxh3_64_intdigest(p) for p in payloads]
-    bench.close()
 
 
-def test_every_bit_counts() -> None:
+def test_every_bit_counts(bench: DeviceBench) -> None:
     """One flipped bit anywhere in a fragment is another digest: no part of it is left out."""
-    bench, length = Bench(), 3 * 1024 + 136
+    length = 3 * 1024 + 136
     payload = np.random.default_rng(1).bytes(length)
     places = [bench.place(payload)]
     for at in range(0, length, 8):
@@ -72,24 +47,22 @@ def test_every_bit_counts() -> None:
         places.append(bench.place(bytes(damaged)))
     digests: list[bytes] = []
     for first in range(0, len(places), 200):
-        ticket = bench.digest.digest(bench.stream, places[first : first + 200], length)
+        ticket = bench.decoder.digest(bench.stream, places[first : first + 200], length)
         bench.finish()
         assert ticket is not None
         digests += digests_of(ticket)
     assert digests[0] == xxhash.xxh3_128_digest(payload)
     assert len(set(digests)) == len(places)
-    bench.close()
 
 
-def test_what_is_hashed_is_what_is_there_when_the_stream_gets_there() -> None:
-    bench, length = Bench(), 4096
+def test_what_is_hashed_is_what_is_there_when_the_stream_gets_there(bench: DeviceBench) -> None:
+    length = 4096
     place = bench.place(bytes(length))
-    ticket = bench.digest.digest(bench.stream, [place], length)
+    ticket = bench.decoder.digest(bench.stream, [place], length)
     bench.device.poke(place, b"\x01" * length)  # before any time has passed
     bench.finish()
     assert ticket is not None
     assert digests_of(ticket) == [xxhash.xxh3_128_digest(b"\x01" * length)]
-    bench.close()
 
 
 def test_lengths_that_are_hashed_otherwise_are_left_to_the_host() -> None:
@@ -98,18 +71,16 @@ def test_lengths_that_are_hashed_otherwise_are_left_to_the_host() -> None:
     assert DeviceDigest.max_fragments(4096) == 256
 
 
-def test_without_scratch_the_answer_is_none_and_not_a_wait() -> None:
-    bench = Bench()
+def test_without_scratch_the_answer_is_none_and_not_a_wait(bench: DeviceBench) -> None:
     place = bench.place(bytes(512))
-    tickets = [bench.digest.digest(bench.stream, [place], 512) for _ in range(NUM_SLABS + 1)]
+    tickets = [bench.decoder.digest(bench.stream, [place], 512) for _ in range(NUM_SLABS + 1)]
     assert tickets[-1] is None
     bench.finish()
     assert tickets[0] is not None
     tickets[0].results()
-    again = bench.digest.digest(bench.stream, [place], 512)
+    again = bench.decoder.digest(bench.stream, [place], 512)
     assert again is not None
     bench.finish()
-    bench.close()
 
 
 @pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])

@@ -1,6 +1,9 @@
 """The device's decoder of quantised records: its own source run on the host, bit for bit what the host's
 loops do; and what it refuses."""
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -10,9 +13,8 @@ from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.gpu.decode.exponents import Record
 from kvtier.tiers.gpu.decode.quantised import NUM_SLABS, DeviceQuantised
 from kvtier.tiers.gpu.decode.quantised_kernels import NAMES, SOURCE
-from kvtier.tiers.gpu.device.contract import DeviceMemory
-from tests.fakes.gpu.device import FakeDevice
 
+from .device_bench import DeviceBench
 from .host_kernels import on_host
 from .nvrtc import compiled
 
@@ -54,43 +56,11 @@ def words(seed: int, dtype: str) -> bytes:
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
-class Bench:
-    """A fake device that decodes profiles."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.device = FakeDevice(seed=seed)
-        self.decoder = DeviceQuantised(self.device, on_host(SOURCE, NAMES))
-        stream = self.device.take_stream()
-        self.stream = stream
-        self.memory: list[DeviceMemory] = []
-
-    def place(self, payload: bytes, num_bytes: int = 0) -> int:
-        memory = self.device.allocate(max(num_bytes, len(payload)))
-        self.memory.append(memory)
-        self.device.poke(memory.address, payload + b"\xa5" * (num_bytes - len(payload)))
-        return memory.address
-
-    def decode(self, codec: Profiled, shape: Shape, stored: list[bytes]) -> tuple[list[int], list[bytes]]:
-        records = [Record(self.place(s), len(s), self.place(b"", shape.raw_bytes + 16)) for s in stored]
-        ticket = self.decoder.decode(self.stream, codec, shape, records)
-        assert ticket is not None
-        event = self.stream.record()
-        self.device.run()
-        assert event.is_done()
-        self.device.recycle(event)
-        for record in records:
-            assert self.device.peek(record.raw + shape.raw_bytes, 16) == b"\xa5" * 16, (
-                "wrote behind its place"
-            )
-        return ticket.results().tolist(), [self.device.peek(r.raw, shape.raw_bytes) for r in records]
-
-    def close(self) -> None:
-        self.decoder.slabs.close()
-        self.device.give_stream(self.stream)
-        for memory in self.memory:
-            self.device.free(memory)
-        self.device.shut_down()
-        assert self.device.check_integrity() == self.device.left_behind == []
+@pytest.fixture
+def bench(request: pytest.FixtureRequest) -> Iterator[DeviceBench]:
+    made = DeviceBench(lambda device: DeviceQuantised(device, on_host(SOURCE, NAMES)), len(request.node.name))
+    with closing(made) as bench:
+        yield bench
 
 
 def encoded(codec: Profiled, shape: Shape, payload: bytes) -> bytes:
@@ -115,21 +85,20 @@ RULES = {
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", RULES)
-def test_bit_for_bit_what_the_host_decodes(name: str, dtype: str) -> None:
-    bench, codec = Bench(), profiled(RULES[name], dtype)
+def test_bit_for_bit_what_the_host_decodes(bench: DeviceBench, name: str, dtype: str) -> None:
+    codec = profiled(RULES[name], dtype)
     shape = SHAPE._replace(dtype=dtype)
     stored = [encoded(codec, shape, words(seed, dtype)) for seed in range(3)]
     status, decoded = bench.decode(codec, shape, stored)
     assert status == [0, 0, 0]
     assert decoded == [on_the_host(codec, shape, s) for s in stored]
-    bench.close()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["int8", "int3", "mixed"])
-def test_bit_for_bit_with_any_scales_and_codes(name: str, dtype: str) -> None:
+def test_bit_for_bit_with_any_scales_and_codes(bench: DeviceBench, name: str, dtype: str) -> None:
     """Records that no encoder wrote: every code, scales of any size, subnormal ones and negative ones."""
-    bench, codec = Bench(seed=1), profiled(RULES[name], dtype)
+    codec = profiled(RULES[name], dtype)
     shape = SHAPE._replace(dtype=dtype)
     rng = np.random.default_rng(7)
     stored = []
@@ -140,12 +109,11 @@ def test_bit_for_bit_with_any_scales_and_codes(name: str, dtype: str) -> None:
     status, decoded = bench.decode(codec, shape, stored)
     assert status == [0] * 8
     assert decoded == [on_the_host(codec, shape, s) for s in stored]
-    bench.close()
 
 
 @pytest.mark.parametrize("name", ["int4", "int8"])
-def test_a_scale_that_is_not_finite_is_refused_as_on_the_host(name: str) -> None:
-    bench, codec = Bench(), profiled(RULES[name])
+def test_a_scale_that_is_not_finite_is_refused_as_on_the_host(bench: DeviceBench, name: str) -> None:
+    codec = profiled(RULES[name])
     good = encoded(codec, SHAPE, words(1, "bfloat16"))
     damaged = bytearray(good)
     damaged[0:2] = (0x7C00).to_bytes(2, "little")
@@ -154,27 +122,21 @@ def test_a_scale_that_is_not_finite_is_refused_as_on_the_host(name: str) -> None
     status, decoded = bench.decode(codec, SHAPE, [good, bytes(damaged), good])
     assert status == [0, 1, 0]
     assert decoded[0] == decoded[2] == on_the_host(codec, SHAPE, good)
-    bench.close()
 
 
-def test_what_stays_on_the_host() -> None:
-    bench, codec = Bench(), profiled(RULES["int4"])
+def test_what_stays_on_the_host(bench: DeviceBench) -> None:
+    codec = profiled(RULES["int4"])
     assert bench.decoder.limits(codec, SHAPE).min_bytes == codec.stored_bound(SHAPE)
     assert bench.decoder.limits(codec, SHAPE._replace(num_heads=2)).max_fragments == 0, "another model's"
-    bench.close()
 
 
-def test_without_scratch_the_answer_is_none_and_not_a_wait() -> None:
-    bench, codec = Bench(), profiled(RULES["int4"])
+def test_without_scratch_the_answer_is_none_and_not_a_wait(bench: DeviceBench) -> None:
+    codec = profiled(RULES["int4"])
     stored = encoded(codec, SHAPE, words(1, "bfloat16"))
     record = Record(bench.place(stored), len(stored), bench.place(b"", SHAPE.raw_bytes))
     tickets = [bench.decoder.decode(bench.stream, codec, SHAPE, [record]) for _ in range(NUM_SLABS + 1)]
     assert [ticket is None for ticket in tickets] == [False] * NUM_SLABS + [True]
-    event = bench.stream.record()
-    bench.device.run()
-    assert event.is_done()
-    bench.device.recycle(event)
-    bench.close()
+    bench.finish()
 
 
 @pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
