@@ -15,6 +15,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import xxhash
 from kvtier.appliance.host.adoption import NUM_THREADS
 from kvtier.clients import Client, Geometry, KvtierError, Namespace, NamespaceIdentity
 from tests.daemon import PATIENT, Daemon, is_alive
+from tests.waiting import until
 
 from .machine import print_machine
 from .table import render
@@ -76,11 +78,9 @@ def floor_gbps(of: str) -> float:
         return source.nbytes / (time.perf_counter() - began_at) / 1e9
 
 
-def wait_until(is_so: Any, since: float, limit_s: float = 120.0) -> float:
+def wait_until(is_so: Callable[[], bool], since: float) -> float:
     """Wait for a condition; return the seconds since a moment."""
-    while not is_so():
-        assert time.monotonic() < since + limit_s, "waited in vain"
-        threading.Event().wait(0.002)
+    until(is_so)
     return time.monotonic() - since
 
 

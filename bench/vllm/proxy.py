@@ -34,6 +34,7 @@ from bench.vllm.measure import versions
 from bench.vllm.models import FIRST_TOKEN, FOLDER, VOCABULARY
 from bench.vllm.options import EngineOptions, environment_of, kvtier_connector
 from tests.ports import free_port
+from tests.waiting import until
 
 START_S, WAIT_S, ASK_S = 300.0, 120.0, 120.0
 BLOCK, NUM_BLOCKS, NUM_NEW = 32, 30, 8
@@ -180,11 +181,11 @@ class Scene:
         return self.decode.ask(prompt, through=self.proxy)
 
     def wait_until_they_know_each_other(self, new_prompt: Callable[[], list[int]]) -> None:
-        """Return when decode's daemon has fetched a prompt. Raises SystemExit."""
-        ends_at = time.monotonic() + WAIT_S
-        while not self.decode.ask(self.asked_of_prefill(new_prompt())).num_ours:
-            if time.monotonic() > ends_at:
-                raise SystemExit("decode finds nothing of what prefill has computed")
+        """Return when decode's daemon has fetched a prompt."""
+        until(
+            lambda: self.decode.ask(self.asked_of_prefill(new_prompt())).num_ours,
+            "decode finds nothing of what prefill has computed",
+        )
 
     def asked_of_prefill(self, prompt: list[int]) -> list[int]:
         """Return a prompt that the prefill engine has computed."""

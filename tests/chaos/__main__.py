@@ -42,7 +42,6 @@ from .load import Load, Role
 
 TENANTS = ("acme", "bravo")
 WAYS = ((0, False), (0, True), (1, True))  # tenant, and whether over gRPC: a user is of one tenant
-WARM_S = 90.0  # at most, before the first fault: until every worker has read something
 QUIET_S = 60.0  # for clients to be gone, and the disk to be used again
 LOG_CHARACTERS = 4000  # of the daemon's, shown after a failure
 MIN_WITNESSES = 2  # fewer say nothing
@@ -99,7 +98,7 @@ class Chaos:
             for tenant, is_grpc in WAYS:
                 for _ in range(1 if is_grpc else 2):
                     self.load.start(Role(tenant, is_grpc, self._folder / TENANTS[tenant]))
-            self._wait_for_load(pause)
+            self.load.wait_until_read()
             kinds: list[str] = []
             rounds = [kind for kind in self.faults.round if not only or kind in only]
             num_faults = 0
@@ -124,14 +123,6 @@ class Chaos:
             self.load.kill_all()
             self.daemon.close()
         return dict(self.load.counts())
-
-    def _wait_for_load(self, pause: threading.Event) -> None:
-        """Wait until every worker has read something and found it right."""
-        deadline_at = time.monotonic() + WARM_S
-        while not all(worker.counts()["blocks verified"] for worker in self.load.running):
-            self.load.assert_alive()
-            assert time.monotonic() < deadline_at, f"workers read nothing: {self.load.counts()}"
-            pause.wait(0.1)
 
     def _assert_quiet(self) -> None:
         """Nothing is left of clients that are gone, and the books are right."""

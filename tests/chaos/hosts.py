@@ -10,12 +10,12 @@ from kvtier.clients import Client, KvtierError
 from kvtier.v1 import admin_pb2
 from tests.daemon import PATIENT, Daemon
 
+from ..waiting import until
 from .content import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, wrong_words
 from .load import Load, Role
 from .worker import SAID_CALLS
 
 MEET_S = 60.0
-WARM_S = 90.0
 #: A call that ended so found no daemon, or one that did not answer in time.
 UNANSWERED = ("NO_ANSWER", "NOT_RUNNING", "TIMEOUT", "DEADLINE_EXCEEDED")
 SETTINGS = ("tiers.dram.capacity=96MiB", "tiers.dram.extent=4MiB", "observe.http=off")
@@ -97,23 +97,20 @@ class HostsUnderLoad:
             host.daemon.close()
 
     def _wait_for_load(self) -> None:
-        """Wait until every worker has read something and found it right."""
-        ends_at = time.monotonic() + WARM_S
-        workers = [worker for host in self.hosts for worker in host.load.running]
-        while not all(worker.counts()["blocks verified"] for worker in workers):
-            for worker in workers:
-                worker.assert_alive()
-            assert time.monotonic() < ends_at, "workers read nothing"
-            self._pause.wait(0.1)
+        for host in self.hosts:
+            host.load.wait_until_read()
 
     def _wait_for_calls(self, host: FleetHost) -> None:
         """Wait until the workers of a host have said how their latest calls ended, after a fault of that."""
         num_calls = {id(worker): worker.counts()["calls"] for worker in host.load.running}
-        ends_at = time.monotonic() + WARM_S
-        while any(one.counts()["calls"] < num_calls[id(one)] + 2 * SAID_CALLS for one in host.load.running):
+
+        def have_called() -> bool:
             host.load.assert_alive()
-            assert time.monotonic() < ends_at, f"workers on {host.address} stand still"
-            self._pause.wait(0.05)
+            return all(
+                one.counts()["calls"] >= num_calls[id(one)] + 2 * SAID_CALLS for one in host.load.running
+            )
+
+        until(have_called, f"workers on {host.address} stand still", pause_s=0.05)
 
     def _assert_unharmed(self, number: int, before: list[tuple[int, int]]) -> int:
         """All workers live, and on hosts that nothing was done to every call was answered; return how many

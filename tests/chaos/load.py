@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..waiting import until
+
 END_S = 120.0
 
 
@@ -96,6 +98,15 @@ class Load:
         """Raise AssertionError with the last words of a worker that has ended by itself."""
         for worker in self.running:
             worker.assert_alive()
+
+    def wait_until_read(self) -> None:
+        """Wait until every worker has read something and found it right."""
+
+        def have_read() -> bool:
+            self.assert_alive()
+            return all(worker.counts()["blocks verified"] for worker in self.running)
+
+        until(have_read, lambda: f"workers read nothing: {self.counts()}", pause_s=0.1)
 
     def kill_all(self) -> None:
         """Leave no process behind, whatever went wrong."""
