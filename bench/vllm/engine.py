@@ -159,6 +159,14 @@ class VllmEngine:
         """Call a method of vLLM's `LLM`, e.g. `sleep`."""
         return {"returned": repr(getattr(self._llm, name)(**arguments))}
 
+    def beam_search(self, tokens: list[int], width: int, num_new: int) -> Answer:
+        """Return the tokens of the best `width` answers, each with the prompt's before it."""
+        from vllm.sampling_params import BeamSearchParams
+
+        params = BeamSearchParams(beam_width=width, max_tokens=num_new, ignore_eos=True)
+        (found,) = self._llm.beam_search([{"prompt_token_ids": tokens}], params)
+        return {"beams": [list(beam.tokens) for beam in found.sequences]}
+
     def _step(self, running: dict[str, _Running]) -> int:
         outputs = self._engine.step()
         now_s, num_new = time.monotonic(), 0

@@ -113,7 +113,7 @@ def run(is_quick: bool, plan: Plan = Plan()) -> list[Round]:
         for number in range(plan.num_rounds or (QUICK_ROUNDS if is_quick else NUM_ROUNDS)):
             order = (alone, other, other, alone) if number % 2 else (other, alone, alone, other)
             with sampling(*sessions):
-                rounds.append(_round(order, appliance, chance))
+                rounds.append(measured(order, appliance, chance))
             ratios = f"{rounds[-1].time_ratio:.3f} {rounds[-1].work_ratio:.3f}"
             print(f"round {number + 1}: {ratios}", file=sys.stderr, flush=True)  # it takes minutes
     return rounds
@@ -161,7 +161,7 @@ def switched(options: EngineOptions, connector: Connector | None, path: Path) ->
     return replace(options, connector=behind, environment=environment)
 
 
-def _round(order: Sequence[Arm], appliance: ApplianceProcess | None, chance: random.Random) -> Round:
+def measured(order: Sequence[Arm], appliance: ApplianceProcess | None, chance: random.Random) -> Round:
     """Two legs of each side, the second pair in the opposite order: what drifts evenly cancels. Every leg has
     prompts of its own."""
     walls = {"alone": 0.0, "other": 0.0}

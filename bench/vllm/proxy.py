@@ -95,8 +95,11 @@ class Server:
         transfer: dict[str, Any] | None = None,
         salt: str = "",
         through: Server | None = None,
+        rank: int | None = None,
     ) -> Answer:
-        """Return what it, or a proxy before it, answers to a prompt. Raises urllib.error.HTTPError."""
+        """Return what it, or a proxy before it, answers to a prompt. Raises urllib.error.HTTPError.
+
+        `rank`: of an engine with several, by data."""
         body: dict[str, Any] = {
             "model": str(MODEL),
             "prompt": prompt,
@@ -110,7 +113,8 @@ class Server:
         request = urllib.request.Request(
             (through or self).url + "/v1/completions",
             json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json"}
+            | ({} if rank is None else {"X-data-parallel-rank": str(rank)}),
         )
         before, began = self.num_loaded(), time.monotonic()
         answer = json.loads(urllib.request.urlopen(request, timeout=ASK_S).read())
@@ -122,6 +126,26 @@ class Server:
         """End it and its children with SIGKILL."""
         subprocess.run(["kill", "-9", "--", f"-{self.process.pid}"], check=False, stderr=subprocess.DEVNULL)
         self.process.wait()
+
+
+def serve(
+    connector: dict[str, Any] | None, port: int, log: Path, environment: dict[str, str], *words: str
+) -> Server:
+    """Start `vllm serve` of the small model; `words` are further ones of its command."""
+    options = {
+        "--port": port,
+        "--host": "127.0.0.1",
+        "--dtype": "float32",
+        "--block-size": BLOCK,
+        "--max-model-len": 4096,
+        "--max-num-batched-tokens": 256,
+        "--max-num-seqs": 8,
+        "--num-gpu-blocks-override": 1024,
+        **({"--kv-transfer-config": json.dumps(connector)} if connector else {}),
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), *words]
+    command += [*(str(part) for pair in options.items() for part in pair)]
+    return Server(command, port, log, environment_of(EngineOptions(environment=environment)))
 
 
 class Scene:
@@ -150,7 +174,7 @@ class Scene:
 
     def _engine(self, daemon: ApplianceProcess, port: int, log: Path, has_nixl: bool) -> Server:
         connector = kvtier_connector(daemon.target, handover_wait_s=WAIT_S)
-        options = EngineOptions()
+        environment: dict[str, str] = {}
         if has_nixl:
             nixl = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
             both = {"connectors": [connector, nixl] if daemon is self.of_prefill else [nixl, connector]}
@@ -160,21 +184,8 @@ class Scene:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": both,
             }
-            options = EngineOptions(environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())})
-        words = {
-            "--port": port,
-            "--host": "127.0.0.1",
-            "--dtype": "float32",
-            "--block-size": BLOCK,
-            "--max-model-len": 4096,
-            "--max-num-batched-tokens": 256,
-            "--max-num-seqs": 8,
-            "--num-gpu-blocks-override": 1024,
-            "--kv-transfer-config": json.dumps(connector),
-        }
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL)]
-        command += [*(str(part) for pair in words.items() for part in pair)]
-        return Server(command, port, log, environment_of(options))
+            environment = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+        return serve(connector, port, log, environment)
 
     def hand_over(self, prompt: list[int]) -> Answer:
         """Return what the proxy answers, and what decode has found. Raises urllib.error.HTTPError."""

@@ -1,11 +1,15 @@
 """`python -m bench.vllm.versions 0.28.0 0.31.0`: versions of vLLM side by side, in one run.
 
 An engine of each version, and of this environment's, all on one daemon and behind a switch (switch.py), take
-turns: the first token of a stored prompt, and a workload in which nothing is found, with kvtier and without.
-Environments are those of `make VERSION=... .venv-vllm-.../.ready`.
+turns: the first token of a stored prompt, from kvtier and from the engine's own cache, and the workload of
+overhead.py, in which nothing is found. What one costs is compared with its own engine without kvtier,
+and that with this environment's. `--add FILE` keeps the samples of a run there, and reports those of earlier
+ones with them: a run of a few minutes is too short for an interval. Environments are those of
+`make VERSION=... .venv-vllm-.../.ready`.
 """
 
 import argparse
+import json
 import os
 import random
 import statistics
@@ -13,82 +17,131 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bench.machine import ROOT
 from bench.table import render
 from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.options import kvtier_connector
-from bench.vllm.overhead import NEW_TOKENS, PROMPT_TOKENS, switched, turn, workload
+from bench.vllm.overhead import Arm, interval, measured, switched, turn, workload
+from bench.vllm.priority import sampling, use_priority
 from bench.vllm.process import EngineProcess
 from bench.vllm.ttft import MID, ask, prompts, warm_up
 
 HERE = "this one"
-NUM_REQUESTS = 8  # of a leg
+KINDS = ("found", "own", "time", "work")  # seconds, seconds, ratio, ratio
+Samples = dict[str, dict[str, list[float]]]  # version -> kind -> values
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("versions", nargs="+", metavar="VERSION")
-    parser.add_argument("--rounds", type=int, default=8, help="of first tokens")
-    parser.add_argument("--legs", type=int, default=3, help="pairs of legs of the workload")
+    parser.add_argument("--firsts", type=int, default=8, help="rounds of first tokens")
+    parser.add_argument("--rounds", type=int, default=2, help="of the workload, half a minute a version")
     parser.add_argument("--tokens", type=int, default=4096, help="of the stored prompt")
+    parser.add_argument("--niceness", type=int, help="as of `python -m bench.vllm`")
+    parser.add_argument("--add", type=Path, metavar="FILE", help="of samples of earlier runs")
     given = parser.parse_args()
+    use_priority(given.niceness)
     pythons = {version: str(ROOT / f".venv-vllm-{version}/bin/python") for version in given.versions}
     pythons[HERE] = sys.executable
+    samples = run(pythons, given)
+    runs: list[Samples] = json.loads(given.add.read_text()) if given.add and given.add.exists() else []
+    runs.append(samples)
+    if given.add:
+        given.add.write_text(json.dumps(runs))
+    print(
+        f"{given.tokens + 1} tokens; {len(runs)} runs; load {os.getloadavg()[0]:.1f} at the end of the last"
+    )
+    print(report(runs, list(pythons)))
+
+
+def run(pythons: dict[str, str], given: argparse.Namespace) -> Samples:
+    """Return the samples of one life of all engines."""
+    samples: Samples = {version: {kind: [] for kind in KINDS} for version in pythons}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
         appliance = stack.enter_context(ApplianceProcess(dram="3GiB"))
-        engines = {}
+        engines, turned = {}, {}
         for version, python in pythons.items():
             options = replace(MID, max_requests=4, environment={"PYTHONHASHSEED": "0"})
             switch = folder / f"switch-{version}"
             switch.write_bytes(b"\1")
+            turned[version] = partial(turn, switch)
             chosen = switched(options, kvtier_connector(appliance.target), switch)
             engines[version] = stack.enter_context(EngineProcess(chosen, folder, version, python))
-        computed_s, stored = {}, {}
+        prompt = {}
         for number, (version, engine) in enumerate(engines.items()):
             warm_up(engine)
-            stored[version] = prompts([given.tokens], seed=number)[given.tokens]
-            computed_s[version] = ask(engine, stored[version]).ttft_s
+            # One more than whole blocks: an engine finds as much in its own cache as in kvtier.
+            prompt[version] = prompts([given.tokens + 1], seed=number)[given.tokens + 1]
+            ask(engine, prompt[version])
         appliance.wait_for_memory()
-        found_s: dict[str, list[float]] = {version: [] for version in engines}
-        for _ in range(given.rounds):
-            for version, engine in engines.items():
+        for number in range(given.firsts):
+            for version in sorted(engines, reverse=bool(number % 2)):
+                engine = engines[version]
                 engine.reset()
-                warm_up(engine)
-                output = ask(engine, stored[version])
-                assert output.num_cached > 0, f"{version} found nothing"
-                found_s[version].append(output.ttft_s)
-        ratios: dict[str, list[float]] = {version: [] for version in engines}
+                with sampling(engine.pid, appliance.pid):
+                    for kind in ("found", "own"):
+                        turned[version](kind == "found")
+                        warm_up(engine)
+                        output = ask(engine, prompt[version])
+                        assert output.num_cached == given.tokens, f"{version} found {output.num_cached}"
+                        samples[version][kind].append(output.ttft_s)
+                turned[version](True)
         chance = random.Random(1)
-        for number in range(given.legs):
-            for version, engine in engines.items():
-                took_s = {}
-                for is_on in (True, False) if number % 2 else (False, True):
-                    turn(folder / f"switch-{version}", is_on)
-                    requests = workload(chance)[:NUM_REQUESTS]
-                    took_s[is_on] = engine.call("generate", requests=requests)["wall_s"]
-                ratios[version].append(took_s[True] / took_s[False])
-        load = os.getloadavg()[0]
-    median = statistics.median
-    pinned_s = median(found_s[HERE])
-    rows = [
-        [
-            version,
-            f"{computed_s[version]:.2f}",
-            f"{1000 * median(found_s[version]):.1f}",
-            f"{100 * (median(found_s[version]) / pinned_s - 1):+.1f} %",
-            f"{100 * (median(ratios[version]) - 1):+.1f} %",
-            " ".join(f"{100 * (ratio - 1):+.1f}" for ratio in ratios[version]),
+        for number in range(given.rounds):
+            for version in sorted(engines, reverse=bool(number % 2)):
+                engine = engines[version]
+                off = Arm("alone", engine, partial(turned[version], False))
+                on = Arm("other", engine, partial(turned[version], True))
+                order = (off, on, on, off) if number % 2 else (on, off, off, on)
+                with sampling(engine.pid, appliance.pid):
+                    engine.call("generate", requests=workload(chance)[:8])  # it stood still for a minute
+                    one = measured(order, appliance, chance)
+                samples[version]["time"].append(one.time_ratio)
+                samples[version]["work"].append(one.work_ratio)
+                print(f"{version}: {one.time_ratio:.3f} {one.work_ratio:.3f}", file=sys.stderr, flush=True)
+    return samples
+
+
+def report(runs: list[Samples], versions: list[str]) -> str:
+    """Return a table of the first tokens, and one of the workload.
+
+    An engine is quicker or slower than another that was started alike for as long as it lives, so what it is
+    to this environment's is told run by run."""
+    first, workload_rows = [], []
+    for version in versions:
+        ratios = [_found(one, version) / _found(one, HERE) for one in runs]
+        by_own = [
+            ratio * _own(one, HERE) / _own(one, version) for ratio, one in zip(ratios, runs, strict=True)
         ]
-        for version in engines
-    ]
-    print(
-        f"{given.tokens} tokens; nothing found: {NUM_REQUESTS} x {PROMPT_TOKENS} + {NEW_TOKENS} tokens a leg"
-    )
-    print(render(["vLLM", "computed s", "found ms", "to this", "more time", "each pair"], rows))
-    print(f"load {load:.1f} at its end")
+        first.append(
+            [
+                version,
+                f"{1000 * statistics.median(_own(one, version) for one in runs):.1f}",
+                f"{1000 * statistics.median(_found(one, version) for one in runs):.1f}",
+                f"{statistics.median(ratios) - 1:+.1%}",
+                f"{statistics.median(by_own) - 1:+.1%}",
+                " ".join(f"{ratio - 1:+.0%}" for ratio in ratios),
+            ]
+        )
+        if rounds := [ratio for one in runs for ratio in one[version]["time"]]:
+            works = [ratio for one in runs for ratio in one[version]["work"]]
+            bounds = [*interval(rounds), *interval(works)]
+            workload_rows.append([version, *(f"{value - 1:+.1%}" for value in bounds), str(len(rounds))])
+    heads = ["vLLM", "own ms", "found ms", "to this one", "by its own", "of each run"]
+    ends = ["vLLM", "more time", "95 % from", "to", "more CPU", "95 % from", "to", "rounds"]
+    return render(heads, first) + "\n\n" + render(ends, workload_rows)
+
+
+def _found(samples: Samples, version: str) -> float:
+    return statistics.median(samples[version]["found"])
+
+
+def _own(samples: Samples, version: str) -> float:
+    return statistics.median(samples[version]["own"])
 
 
 if __name__ == "__main__":

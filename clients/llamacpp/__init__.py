@@ -7,17 +7,19 @@ A prompt that begins as an earlier one did, in this process, before a restart or
 host, gets that beginning's state back; LlamaRAMCache and LlamaDiskCache keep whole states of single prompts
 instead. A dead, slow or full daemon is a miss and never an exception. See docs/integrations/llama-cpp.md.
 
-llama_cpp is imported when `KvtierCache` is asked for, not with this package; state.py needs numpy only.
+llama-server is served by slots.py. llama_cpp is imported when `KvtierCache` is asked for, not with this
+package; state.py and slots.py need numpy only.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cache import KvtierCache
+    from .slots import ServerSlots
     from .state import UnsupportedState
 
-_HOMES = {"KvtierCache": "cache", "UnsupportedState": "state"}
-__all__ = ["KvtierCache", "UnsupportedState"]
+_HOMES = {"KvtierCache": "cache", "ServerSlots": "slots", "UnsupportedState": "state"}
+__all__ = ["KvtierCache", "ServerSlots", "UnsupportedState"]
 
 
 def __getattr__(name: str) -> Any:

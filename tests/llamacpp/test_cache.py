@@ -19,17 +19,6 @@ from .models import FIRST_TOKEN, VOCABULARY, make
 BLOCK_TOKENS = 32
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("model") / "tiny.gguf")
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path) as running:
-        yield running
-
-
 OPEN: list[Any] = []  # contexts and caches of a test
 
 

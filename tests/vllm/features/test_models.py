@@ -39,8 +39,7 @@ def test_a_model(
         answer, *_ = assert_found_right(engine, appliance, first, record_property)
         turns = {"tokens": [*history, *answer.tokens, *words(seed + 2, 90)], "num_new": 12}
         longer, *_ = assert_found_right(engine, appliance, turns, record_property)
-        is_served = not why_dark(engine)
-        assert bool(longer.num_cached) == is_served, "the next turn finds the one before it"
+        assert longer.num_cached or why_dark(engine), "the next turn finds the one before it"
         for number, own in ((333, 3), (640, 4), (512, 5)):
             branch = {"tokens": [*history[:number], *words(seed + own, 60)], "num_new": 12}
             assert_found_right(engine, appliance, branch, record_property)

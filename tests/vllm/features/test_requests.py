@@ -18,7 +18,7 @@ from .scene import Record, assert_found_right, connected, engine_of, words
 
 WIDTH = 256  # of the model's embeddings
 LORA = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}
-MORE = {**LORA, "enable_prompt_embeds": True, "scheduling_policy": "priority"}
+MORE = {**LORA, "enable_prompt_embeds": True, "scheduling_policy": "priority", "max_logprobs": 8}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,23 @@ def test_several_answers(engine: EngineProcess, appliance: ApplianceProcess, rec
     ask = {"tokens": words(4, 200), "num_new": 8, "sampling": sampling, "logprobs": False}
     computed, *_ = assert_found_right(engine, appliance, ask, record_property)
     assert len({computed.tokens, *map(tuple, computed.others)}) == 3
+
+
+def test_beams(engine: EngineProcess, appliance: ApplianceProcess, record_property: Record) -> None:
+    """A beam is a request for each token: its prompt and what it has so far."""
+    ask: dict[str, Any] = {"tokens": words(7, 201), "width": 3, "num_new": 40}
+
+    def beams() -> list[list[int]]:
+        found: list[list[int]] = engine.call("beam_search", **ask)["beams"]
+        return found
+
+    computed, own = beams(), beams()
+    settled(engine, appliance)
+    before = engine.metrics().get("vllm:external_prefix_cache_hits", 0)
+    loaded = beams()
+    assert engine.metrics()["vllm:external_prefix_cache_hits"] - before >= 192, "the prompt's blocks"
+    assert loaded == own
+    assert len({tuple(beam) for beam in computed}) == 3
 
 
 def test_priorities(engine: EngineProcess, appliance: ApplianceProcess, record_property: Record) -> None:

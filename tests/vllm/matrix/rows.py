@@ -34,6 +34,7 @@ ROWS = (  # the most telling first
     Row("prompt embeddings", f"{FEATURES}/test_requests.py", "embeddings"),
     Row("structured output", f"{FEATURES}/test_requests.py", "structured"),
     Row("n > 1", f"{FEATURES}/test_requests.py", "several"),
+    Row("beam search", f"{FEATURES}/test_requests.py", "beams"),
     Row("priority scheduling", f"{FEATURES}/test_requests.py", "priorities"),
     Row("pause and wake (sleep level 0)", f"{FEATURES}/test_requests.py", "pause"),
     Row("weights loaded anew while it runs", f"{FEATURES}/test_requests.py", "weights"),
@@ -61,7 +62,6 @@ ROWS = (  # the most telling first
         "multimodal inputs",
         why_not="no test yet: no image processor without torchvision in these environments",
     ),
-    Row("data parallel", why_not="no test yet; engines that share one daemon are in e2e/test_sharing.py"),
+    Row("data parallel 2, with `vllm serve`", f"{FEATURES}/test_serving.py", "data_parallel"),
     Row("sleep that gives memory back (levels 1, 2)", why_not="vLLM has it on CUDA and ROCm only"),
-    Row("beam search", why_not="no test yet"),
 )
