@@ -9,11 +9,9 @@ store; chains are new in every round, and the contenders take turns.
     fetch    one get of blocks that only the store has, into the caller's memory, against obstore's `get` of
              the same objects with as many threads, after the store had read them once
     first    when the first layer group of all blocks could be read, as a share of the time to the last
-    beside   gets, puts and lookups of the first daemon while chains are put and exported, against chains that
-             are put with `share: off`
 
-Lookups are one at a time: the slowest of a hundred says how long a step of the daemon's event loop holds
-others up. The steps themselves are timed inside the daemons (bench/loop_steps), from the first export on.
+The steps of the daemons' event loops are timed inside them (bench/loop_steps), from the first export on. What
+exports cost local calls is measured by bench.object_store_beside.
 """
 
 import argparse
@@ -21,14 +19,11 @@ import hashlib
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -45,7 +40,7 @@ from kvtier.sources.objects.keys import Epochs, bundle_key
 from kvtier.sources.objects.limits import blocks_per_bundle
 from kvtier.sources.objects.store import ObjectStore, StoreLimits
 from tests.daemon import PATIENT, Daemon
-from tests.sources.objects.gateway import Cluster, gateway
+from tests.sources.objects.gateway import gateway
 
 LOOP_STEPS = Path(__file__).parent / "loop_steps"
 NUM_THREADS = 8  # requests in flight of a daemon, too
@@ -58,23 +53,7 @@ BUNDLE_BLOCKS = blocks_per_bundle(GEOMETRY)
 BUNDLE_BYTES = BUNDLE_BLOCKS * GEOMETRY.block_bytes
 DEADLINE_S = 120.0
 LARGE_DISK = "[osd]\nbluestore block size = 17179869184\n"  # nothing is deleted between rounds
-SECONDS = 2.0  # of local calls in a round
 HOLD_S = 0.005  # no step may take longer
-PUT_S = 0.5  # between the puts beside them
-
-
-STORING = f"""
-import os, sys, time
-from concurrent.futures import ThreadPoolExecutor
-from kvtier.sources.objects.store import ObjectStore
-store, count = ObjectStore(sys.argv[1]), int(sys.argv[2])
-payload, pool = os.urandom({BUNDLE_BYTES}), ThreadPoolExecutor(4)
-for chain in range(1_000_000):
-    began_at = time.monotonic()
-    keys = [f"v1/beside/{{os.getpid()}}-{{chain}}-{{n}}" for n in range(count)]
-    list(pool.map(lambda key: store.create(key, payload), keys))
-    time.sleep(max(0.0, began_at + {PUT_S} - time.monotonic()))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,69 +204,8 @@ class Bench:
         assert num_first == self.num_blocks
         return first_s / (time.perf_counter() - began_at)
 
-    def local(self, chain: int, seconds: float) -> tuple[float, float, float]:
-        """Return seconds of the median get and put of one block, and of the slowest lookup of a hundred."""
-        client, namespace = self.first.client, self.first.namespace
-        block = self.payload[: GEOMETRY.block_bytes]
-        into = self.into[: GEOMETRY.block_bytes]
-        gets, puts, lookups, number = [], [], [], 0
-        ends_at = time.perf_counter() + seconds
-        while (now := time.perf_counter()) < ends_at:
-            name = [hashlib.sha256(b"local %d %d" % (chain, number)).digest()]
-            number += 1
-            client.put(namespace, name, block)
-            puts.append(time.perf_counter() - now)
-            now = time.perf_counter()
-            assert client.get(namespace, name, into).num_blocks == 1
-            gets.append(time.perf_counter() - now)
-            now = time.perf_counter()
-            client.lookup(namespace, name)
-            lookups.append(time.perf_counter() - now)
-        return statistics.median(gets), statistics.median(puts), statistics.quantiles(lookups, n=100)[-1]
 
-
-@contextmanager
-def putting(bench: Bench, chains: Iterator[int]) -> Iterator[None]:
-    """Put a chain every PUT_S from a client of its own, whatever becomes of it."""
-    stop = threading.Event()
-    with Client(bench.first.daemon.target, timeout=PATIENT) as client:
-        namespace = client.register(IDENTITY)
-
-        def work() -> None:
-            while not stop.is_set():
-                began_at = time.monotonic()
-                client.put(namespace, bench.names(next(chains)), bench.payload)
-                stop.wait(max(0.0, began_at + PUT_S - time.monotonic()))
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-
-@contextmanager
-def storing(bench: Bench) -> Iterator[None]:
-    """Store as many bytes as the exports of `putting`, by the client library in another process."""
-    command = [sys.executable, "-c", STORING, bench.store.address, str(bench.num_bundles)]
-    with subprocess.Popen(command) as alone:
-        try:
-            yield
-        finally:
-            alone.kill()
-
-
-def step_back(cluster: Cluster | None) -> None:
-    """Let the gateway have what others leave of the processors: it would be another machine's."""
-    for process in cluster.processes if cluster is not None else ():
-        for task in Path(f"/proc/{process.pid}/task").iterdir():
-            with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
-
-
-def measure(bench: Bench, num_rounds: int, cluster: Cluster | None) -> list[Row]:
+def measure(bench: Bench, num_rounds: int) -> list[Row]:
     """Run all parts; each round has chains of its own."""
     chains = iter(range(1_000_000))
     bench.export(next(chains))  # threads and connections are made
@@ -301,25 +219,11 @@ def measure(bench: Bench, num_rounds: int, cluster: Cluster | None) -> list[Row]
         bench.put(chain := next(chains))
         bench.keys(chain)
         firsts.append((bench.first_layers(chain), 1.0))
-    locals_ = []
-    step_back(cluster)
-    for number in range(num_rounds):
-        measured = {}
-        for which in ((number + n) % 3 for n in range(3)):  # another one first in each round
-            bench.first.share("eager" if which == 2 else "off")
-            with putting(bench, chains), storing(bench) if which == 1 else nullcontext():
-                measured[which] = bench.local(next(chains), SECONDS)
-        locals_.append(measured)
     num_gb = bench.payload.nbytes / 1e9
     return [
         row("export, GB/s", [(num_gb / ours, num_gb / theirs) for ours, theirs in exports]),
         row("fetch, GB/s", [(num_gb / ours, num_gb / theirs) for ours, theirs in fetches]),
         row("first layer group readable, of the whole", firsts),
-        *(
-            row(f"{what} beside {beside}, us", [(one[at][n] * 1e6, one[0][n] * 1e6) for one in locals_])
-            for n, what in enumerate(("local get", "local put", "slowest lookup of a hundred"))
-            for at, beside in ((2, "exports"), (1, "obstore"))
-        ),
     ]
 
 
@@ -334,6 +238,21 @@ def long_steps(path: Path, since: float) -> str:
     words = [f"{one['cpu_s'] * 1e3:.1f} ms ({one['seconds'] * 1e3:.1f}) {one['what']}" for one in steps[:5]]
     told = f"{num_long} of {sum(num_steps.values())} steps of the event loops took the processor above 5 ms"
     return "\n  ".join([f"{told}; the longest, and their time on the clock:", *words])
+
+
+def shown(rows: Sequence[Row]) -> str:
+    """Return rows as a table."""
+    cells = [
+        [
+            one.what,
+            f"{one.ours:.3g}",
+            f"{one.theirs:.3g}",
+            f"{one.ratio:.2f}",
+            f"{one.lowest:.2f} to {one.highest:.2f}",
+        ]
+        for one in rows
+    ]
+    return render(["what", "kvtier", "beside it", "ratio", "rounds"], cells)
 
 
 def in_turn(number: int, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
@@ -355,12 +274,11 @@ def main() -> int:
     machine = print_machine()
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, ExitStack() as stack:
         folder = Path(name)
-        url, cluster = arguments.url, None
+        url = arguments.url
         if arguments.gateway:
             running = stack.enter_context(gateway(folder / "ceph", LARGE_DISK))
             os.environ.update(running.environment())
             running.make_bucket("bench")
-            cluster = running.cluster
             url = "s3://bench/kv"
         elif url is None:
             (folder / "store").mkdir()
@@ -373,19 +291,9 @@ def main() -> int:
         first = stack.enter_context(Host(folder / "first", url, "eager", pool_bytes))
         second = stack.enter_context(Host(folder / "second", url, "off", pool_bytes))
         began_at = time.time()
-        rows = measure(Bench(store, first, second, arguments.bundles), arguments.rounds, cluster)
+        rows = measure(Bench(store, first, second, arguments.bundles), arguments.rounds)
         told = long_steps(steps, began_at)
-    cells = [
-        [
-            one.what,
-            f"{one.ours:.3g}",
-            f"{one.theirs:.3g}",
-            f"{one.ratio:.2f}",
-            f"{one.lowest:.2f} to {one.highest:.2f}",
-        ]
-        for one in rows
-    ]
-    print("\n" + render(["what", "kvtier", "beside it", "ratio", "rounds"], cells))
+    print("\n" + shown(rows))
     print(f"\n{told}")
     write_report(arguments.json, machine=machine, rows=[asdict(one) for one in rows])
     return 0

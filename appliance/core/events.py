@@ -330,6 +330,7 @@ class ExportFinished:
     export: int
     is_stored: bool
     num_bytes: int = 0  # sent
+    read_s: float = 0.0  # of a trial: seconds in which the source brought the bundle; 0: not known
 
 
 @dataclass(slots=True)

@@ -125,6 +125,7 @@ class ExportBundle:
     export: int
     bundle: BundleBlocks
     fragments: Sequence[tuple[Tier, int, FragmentLabel]]
+    is_trial: bool = False  # once stored it is read, to tell how fast the source is
 
 
 @dataclass(slots=True)

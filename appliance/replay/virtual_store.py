@@ -101,25 +101,36 @@ class VirtualStore:
             self._after(landed_at - self._clock.now, CopyFinished(copy, [outcome] * len(items)))
 
     def export(self, export: ExportBundle) -> None:
-        """Store a bundle, if it is not there."""
+        """Store a bundle, if it is not there. A trial is read then."""
         key = export.bundle.identity.digest, export.bundle.names[-1]
         if self._find(*key) is not None:
             self.usage["head"] += 1
-            return self._after(self._model.latency_s, ExportFinished(export.export, True))
+            return self._after(self._model.latency_s, self._exported(export, 0))
         num_bytes = sum(label.raw_length for _, _, label in export.fragments)
         stored_at = self._carry("sent_bytes", num_bytes) + self._model.latency_s
         self.usage["put"] += 1
-        self._clock.at(stored_at, partial(self._stored, key, num_bytes, export.export))
+        self._clock.at(stored_at, partial(self._stored, key, num_bytes, export))
         return None
 
-    def _stored(self, key: tuple[bytes, bytes], num_bytes: int, export: int) -> None:
+    def _stored(self, key: tuple[bytes, bytes], num_bytes: int, export: ExportBundle) -> None:
         if key not in self._held.bundles:
             self.usage["stored"] += 1
             self._held.num_bytes += num_bytes
             self._held.bundles[key] = _Bundle(num_bytes, self._clock.now)
         while self._held.num_bytes > self._model.capacity_bytes:
             self._forget()
-        self._finished(ExportFinished(export, True, num_bytes))
+        event = self._exported(export, num_bytes)
+        self._after(event.read_s, event) if event.read_s else self._finished(event)
+
+    def _exported(self, export: ExportBundle, sent_bytes: int) -> ExportFinished:
+        """Return how an export ended; a trial is read, as if nothing else were on its way."""
+        if not export.is_trial:
+            return ExportFinished(export.export, True, sent_bytes)
+        num_bytes = sum(label.raw_length for _, _, label in export.fragments)
+        self.usage["get"] += 1
+        self.usage["received_bytes"] += num_bytes
+        read_s = num_bytes / self._model.bandwidth_bytes_per_s + self._model.latency_s
+        return ExportFinished(export.export, True, sent_bytes, read_s)
 
     def _find(self, digest: bytes, name: bytes) -> _Bundle | None:
         """Return a bundle, which is used by that; None when it is not there."""

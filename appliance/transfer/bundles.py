@@ -13,8 +13,11 @@ asked for any more, nor copied on: its bundle is read from another epoch, and st
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,7 +42,7 @@ from ...sources.objects.layout import (
     unpack_head,
 )
 from ...sources.objects.problems import StoreError, StoreProblem
-from ...sources.objects.store import ObjectStore
+from ...sources.objects.store import CHUNK_BYTES, ObjectStore
 from ...tiers.base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, Engine, MemoryEngine
 from ...tiers.block import FragmentLabel, NamespaceIdentity, Tier, tenant_of
 from ...tiers.codecs.base import Codec, shape_of
@@ -52,6 +55,7 @@ from ..core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchB
 #: The exact codec of each layer group of a namespace; None: as they are. Called in threads.
 ExportCodecs: TypeAlias = Callable[[NamespaceIdentity], Sequence[Codec | None]]
 MAX_EPOCHS_REMEMBERED: Final = 65_536
+TRIAL_REQUESTS: Final = 8
 DAMAGE_REMEMBERED_S: Final = NUM_ALIVE * 86_400.0  # as long as an object of one day's epoch is read
 #: What an object is to blame for, and nothing on the way to it.
 OF_OBJECTS: Final = frozenset(
@@ -310,6 +314,33 @@ class BundleTransfer:
         self._epoch_of[identity.digest, name] = present.epoch
         self._used_memory.append(payload.base)  # not after an error: a request may still be sending it
         return len(payload) if is_new else 0
+
+    def read_s(self, export: ExportBundle) -> float:
+        """Return the seconds in which the store brings a bundle that `export` has stored; 0: it did not.
+
+        Read by as many requests at once as fetches have. The sooner of two: the first one may connect."""
+        identity, seconds = export.bundle.identity, []
+        most = sum(label.raw_length for _, _, label in export.fragments)
+        part = max(CHUNK_BYTES, -(-most // TRIAL_REQUESTS))
+        try:
+            key = str(self._keys(identity, export.bundle.names[-1])[0])
+            with ThreadPoolExecutor(TRIAL_REQUESTS, "kvtier-trial") as pool:
+                for _ in range(2):
+                    began_at = time.monotonic()
+                    if not sum(pool.map(partial(self._read_part, key, part), range(0, most, part))):
+                        return 0.0  # it is gone
+                    seconds.append(time.monotonic() - began_at)
+        except (StoreError, CopyError, IndexError, Stop):
+            return 0.0
+        return min(seconds)
+
+    def _read_part(self, key: str, most: int, start: int) -> int:
+        """Return how many of the next `most` bytes there are."""
+        num_bytes = 0
+        for chunk in self._store.stream(key, start, start + most):
+            self._check(float("inf"))
+            num_bytes += len(chunk)
+        return num_bytes
 
     def _copied(self, source: BundleKey, target: BundleKey) -> bool:
         """Return whether the store copied an object; False as well where it copies none, and for one that

@@ -126,19 +126,20 @@ class EdgeQueue:
     def __post_init__(self) -> None:
         self.queue = FairQueue(self.shares)
 
-    def enqueue(self, job: QueuedCopy, sequence: Iterator[int], batch_bytes: int = 0) -> None:
-        """Cut a copy's items, kept in order, into batches for all threads of this edge.
+    def enqueue(self, job: QueuedCopy, sequence: Iterator[int], batch_bytes: int = 0, start: int = 0) -> None:
+        """Cut a copy's items from `start` on, kept in order, into batches for all threads of this edge.
 
         Batches have `batch_bytes`, or an equal share each; they end where the next item is another tenant's.
         """
         copy, tenant_of = job.copy, self.shares.tenant
-        total = sum(item.label.raw_length for item in copy.items)
+        total = sum(item.label.raw_length for item in copy.items[start:])
         share = batch_bytes or min(max(total // self.max_in_flight, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
         if copy.in_one:
             share = total
-        start = num_bytes = 0
-        owner = tenant_of(copy.items[0].label.namespace_id)
-        for position, item in enumerate(copy.items):
+        num_bytes = 0
+        owner = tenant_of(copy.items[start].label.namespace_id)
+        for position in range(start, len(copy.items)):
+            item = copy.items[position]
             num_bytes += item.label.raw_length
             following = (
                 copy.items[position + 1].label.namespace_id if position + 1 < len(copy.items) else None

@@ -336,14 +336,14 @@ class ObjectEdge:
             )
         )
 
-    def _run(self, work: Work) -> "ChainFound | int | _Fetched":
+    def _run(self, work: Work) -> "ChainFound | tuple[int, float] | _Fetched":
         """In a thread: carry out an instruction. Raises StoreError, CopyError and BundleError."""
         transfer = self._transfer
         assert transfer is not None
         if isinstance(work, SearchBundles):
             return transfer.search(work)
         if isinstance(work, ExportBundle):
-            return transfer.export(work)
+            return transfer.export(work), transfer.read_s(work) if work.is_trial else 0.0
         return _fetch(transfer, work, self._land)
 
     def _land(self, copy: int, outcomes: list[CopyOutcome]) -> None:
@@ -394,10 +394,11 @@ class ObjectEdge:
         elif isinstance(work, SearchBundles):
             self._deliver(SourceSearched(work.search, *result))
         elif isinstance(work, ExportBundle):
-            self.counters["bytes_sent"] += result
-            if result and self._export_retry_s > RETRY_S:
+            sent_bytes, read_s = result
+            self.counters["bytes_sent"] += sent_bytes
+            if sent_bytes and self._export_retry_s > RETRY_S:
                 self._export_retry_s, self._problem = RETRY_S, ""
-            self._deliver(ExportFinished(work.export, True, result))
+            self._deliver(ExportFinished(work.export, True, sent_bytes, read_s))
 
     def _fail(self, work: Work, cause: Cause) -> None:
         """End an instruction that was not carried out."""

@@ -51,9 +51,9 @@ class Host:
         self.clock.at(when, lambda: None)
         self.run()
 
-    def export(self, number: int) -> None:
+    def export(self, number: int, *, is_trial: bool = False) -> None:
         label = FragmentLabel(IDENTITY.digest, 1, NAMES[number], b"", number, 0, BUNDLE_BYTES // 2)
-        self.store.export(ExportBundle(number, bundle(number), [(Tier.DRAM, 0, label)] * 2))
+        self.store.export(ExportBundle(number, bundle(number), [(Tier.DRAM, 0, label)] * 2, is_trial))
 
     def num_there(self, *numbers: int) -> int:
         """Return how many bundles of a chain a search finds."""
@@ -88,6 +88,19 @@ def test_exports_share_a_link_and_are_stored_once() -> None:
     assert host.run() == [(2.2, ExportFinished(0, True, 0))]
     assert (host.store.usage["put"], host.store.usage["stored"]) == (2, 2)
     assert host.store.usage["sent_bytes"] == 2 * BUNDLE_BYTES
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_trial_is_read_once_stored(is_there: bool) -> None:
+    host = Host()
+    if is_there:
+        host.export(0)
+        host.run()
+    host.export(0, is_trial=True)
+    ((_, event),) = host.run()
+    assert event == ExportFinished(0, True, 0 if is_there else BUNDLE_BYTES, 1.1)
+    assert host.store.usage["get"] == 1
+    assert host.store.usage["read"] == 0, "no host asked for it"
 
 
 def test_groups_land_one_after_the_other_until_the_deadline() -> None:

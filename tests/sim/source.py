@@ -284,7 +284,8 @@ class SourceShell:
             is_stored = False
         num_bytes = sum(label.raw_length for _, _, label in export.fragments) * is_new
         self.failures[key_of_bundle] = 0 if is_stored else self.failures[key_of_bundle] + 1
-        daemon.step(ev.ExportFinished(export.export, is_stored, num_bytes * is_stored))
+        read_s = self._delay_s() if export.is_trial and is_stored and export.export % 2 else 0.0
+        daemon.step(ev.ExportFinished(export.export, is_stored, num_bytes * is_stored, read_s))
         if self._fault("outage"):
             self._change(False)
             self._world.after(10 * self._delay_s(), self._change, True)

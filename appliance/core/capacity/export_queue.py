@@ -18,6 +18,7 @@ class WaitingBundle(NamedTuple):
     """A bundle that waits for its turn."""
 
     last: int  # handle of its last block
+    num_blocks: int = 0  # of the chain that was used; 0: not known
     num_failures: int = 0  # of its export so far
 
 

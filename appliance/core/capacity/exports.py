@@ -4,7 +4,8 @@
     worth     bundles that were used again after they were put; where prefill and the source have prices, as
               often as reads of the bundle take to save what storing it costs (worth.py): to rent until the
               rent is the price costs at most twice what the best choice does, whatever is used later. Of a
-              chain that is computed sooner than a source of known speed would bring it nothing is stored
+              chain that is computed sooner than the source would bring it nothing is stored. Where no fetch
+              has told how fast that is, one export goes ahead of all others as a trial: it is read back
 
 A bundle is exported out of host memory while all its blocks are there, which they are when they were just
 put or read. Its places are held until the shell has stored it. In flight is at most a share of the put
@@ -15,8 +16,8 @@ The source deduplicates; a bundle that it is known to hold is not sent again. An
 again, after a delay that doubles from RETRY_S and MAX_RETRIES times, and at the next use: the rest of a
 chain that is not used again on this host would not be found without it.
 
-A drain queues everything in memory that may be stored anew, the most prefill per byte that uses have saved so
-far first, until the grace period ends.
+A drain exports everything in memory that may be stored anew (drained_bundles.py), until the grace period
+ends.
 """
 
 from collections.abc import Sequence
@@ -38,13 +39,14 @@ from ..instructions import BundleBlocks, ExportBundle
 from ..options import ShareMode
 from ..remembered import Remembered
 from ..worth import KEPT_DAYS, reads_to_earn
+from .drained_bundles import DrainedBundles
 from .export_queue import ExportQueue, WaitingBundle
 
 MAX_STEPS: Final = 16  # bundles looked at in one step
 MAX_COUNTED = 65_536  # bundles of which uses are counted, divided among tenants
 RETRY_S: Final = 1.0  # after the first failure of an export
 MAX_RETRIES: Final = 8  # about four minutes
-#: A source that was measured slow gets something to be measured by again after so long.
+#: For so long a trial, or a fetch, tells how fast the source is.
 SPEED_TRUST_S: Final = 3600.0
 KEPT_S: Final = KEPT_DAYS * 86_400.0
 
@@ -56,8 +58,7 @@ class _HeldBundle:
     name: bytes
     held: list[tuple[int, Tier]]
     num_bytes: int
-    last: int  # handle of its last block
-    num_failures: int
+    waiting: WaitingBundle  # as it waited
 
 
 @dataclass(slots=True)
@@ -82,10 +83,13 @@ class Exports:
         self.erased: set[int] = set()
         self._has_joined = False
         self._queue = ExportQueue(core.options.num_tenants)
+        self._drained = DrainedBundles(core, index)
         #: By handle of the last block; with prices.
         self._uses: Remembered[int, _Uses] = Remembered(MAX_COUNTED)
         self._jobs: dict[int, _HeldBundle] = {}
         self._num_exports = 0
+        self._trial = 0  # export that is one, in flight
+        self._tried_at = float("-inf")  # when the last one ended
         self.bytes_in_flight = 0
 
     def __len__(self) -> int:
@@ -94,12 +98,16 @@ class Exports:
     @property
     def is_busy(self) -> bool:
         """Whether there is more to do right now than one step did: a Tick is due at once."""
-        return self.is_open and self._queue.has_ready and self.bytes_in_flight < self._most_bytes()
+        if not self.is_open or self._drained.is_looking:
+            return self.is_open
+        has_more = (self._queue.has_ready or bool(self._drained)) and not self._trial
+        return has_more and self.bytes_in_flight < self._most_bytes()
 
     @property
     def num_pending(self) -> int:
         """Return the bundles that are in flight, and while the source is open those that wait."""
-        return len(self._jobs) + (len(self._queue) if self.is_open else 0)
+        num_waiting = self._drained.is_looking + len(self._drained) + len(self._queue)
+        return len(self._jobs) + (num_waiting if self.is_open else 0)
 
     def next_deadline(self) -> float | None:
         """When an export that failed is due again."""
@@ -139,52 +147,36 @@ class Exports:
             if (catalog.position[row] + 1) % size == 0
             and not self._index.is_stored(namespace.id, catalog.prefix_hash[row])
         ]
-        if ends and self._share(rows[0]) == "worth" and not self._is_fetched_sooner(rows[-1]):
-            self._core.story.count("exports_not_worth", len(ends))
-            return
+        num_blocks = 0
+        if ends and self._share(rows[0]) == "worth":
+            num_blocks = catalog.position[rows[-1]] + 1
+            if not self._is_fetched_sooner(namespace, num_blocks):
+                self._core.story.count("exports_not_worth", len(ends))
+                return
         tenant = tenant_of(namespace.identity.domain)
         for row in ends:
-            if not self._queue.add(tenant, WaitingBundle(catalog.handle(row))):
+            if not self._queue.add(tenant, WaitingBundle(catalog.handle(row), num_blocks)):
                 self._core.story.count("exports_dropped")
             if is_use and self._core.options.prices.gpu_hour:
                 self._count_use(tenant, catalog.handle(row))
 
-    def _is_fetched_sooner(self, last: int) -> bool:
-        """Whether fetching the chain that ends with block `last` is sooner than computing it, by MARGIN, if
-        nothing else is on its way. True where the speed of the source or of prefill is not known."""
-        catalog, core, speed = self._core.catalog, self._core, self._index.store_speed
-        namespace = catalog.namespace_of(last)
-        is_prefill_known = core.costs.prefill_speed(namespace.id)[1] != "geometry"
-        if not is_prefill_known or not speed.is_known(core.now, SPEED_TRUST_S):
+    def _is_fetched_sooner(self, namespace: NamespaceEntry, num_blocks: int) -> bool:
+        """Whether fetching the first `num_blocks` blocks of a chain is sooner than computing them, by MARGIN,
+        if nothing else is on its way. True where the speed of the source or of prefill is not known."""
+        core, speed = self._core, self._index.store_speed
+        if not self._is_prefill_known(namespace) or not speed.is_known(core.now, SPEED_TRUST_S):
             return True
-        num_blocks = catalog.position[last] + 1
         fetch_s = speed.fetch_s(num_blocks * namespace.block_bytes, core.now, is_alone=True)
         return MARGIN * fetch_s < core.costs.recompute_s(namespace.id, 0, num_blocks)
 
-    def drain(self) -> None:
-        """Queue each bundle that may be stored and is not known to be, in the order of its worth.
+    def _is_prefill_known(self, namespace: NamespaceEntry) -> bool:
+        return self._core.costs.prefill_speed(namespace.id)[1] != "geometry"
 
-        Of equal worth, and so of one chain, whatever is nearer to the start goes first: without it the rest
-        is not found. Tenants take turns. Replaces the queue. O(blocks).
-        """
-        catalog, core = self._core.catalog, self._core
-        found: list[tuple[float, int, int, str]] = []
-        for namespace in catalog.namespaces.values() if self.is_open else ():
-            if (share := core.options.share_of(namespace.identity)) == "off":
-                continue
-            size = self._index.num_blocks(namespace)
-            worth = core.costs.recompute_s(namespace.id, 0, size) / namespace.block_bytes
-            tenant = tenant_of(namespace.identity.domain)
-            found += [
-                (-worth * catalog.num_uses[row], catalog.position[row], catalog.handle(row), tenant)
-                for row in namespace.rows.values()
-                if (catalog.position[row] + 1) % size == 0 and (catalog.num_uses[row] or share == "eager")
-            ]
-        self._queue.clear()
-        full: set[str] = set()
-        for *_, handle, tenant in sorted(found):
-            if tenant not in full and not self._queue.add_last(tenant, WaitingBundle(handle)):
-                full.add(tenant)
+    def drain(self) -> None:
+        """Export each bundle that may be stored and is not known to be. Replaces the queue."""
+        if self.is_open:
+            self._queue.clear()
+            self._drained.begin()
 
     def _count_use(self, tenant: str, handle: int) -> None:
         """Count a use of the bundle that ends with a block; those before KEPT_S are forgotten."""
@@ -200,9 +192,14 @@ class Exports:
         catalog, now = self._core.catalog, self._core.now
         if not self.is_open:
             return
+        if self._drained.is_looking:
+            self._drained.look()
+            return
         self._queue.bring_due(now)
+        if self._drained and not self._queue.has_ready:
+            self._drained.feed(self._queue, MAX_STEPS)
         for _ in range(MAX_STEPS):
-            if not self._queue.has_ready or self.bytes_in_flight >= self._most_bytes():
+            if self._trial or not self._queue.has_ready or self.bytes_in_flight >= self._most_bytes():
                 return
             waiting = self._queue.pop()
             row = catalog.row_of(waiting.last)
@@ -229,7 +226,10 @@ class Exports:
         if num_bytes > self._most_bytes():
             core.story.count("exports_too_large")
             return
-        if share == "worth" and not self._is_earned(last, namespace, num_bytes):
+        if share == "worth" and not (
+            self._is_earned(last, namespace, num_bytes)
+            and (not waiting.num_blocks or self._is_fetched_sooner(namespace, waiting.num_blocks))
+        ):
             core.story.count("exports_not_worth")
             return
         rows = self._rows(last, size)
@@ -245,7 +245,7 @@ class Exports:
         for fragment, tier in places:
             core.transitions.hold(fragment, tier)
         self._num_exports += 1
-        self._jobs[self._num_exports] = _HeldBundle(tenant, namespace.id, name, places, num_bytes, *waiting)
+        self._jobs[self._num_exports] = _HeldBundle(tenant, namespace.id, name, places, num_bytes, waiting)
         self.bytes_in_flight += num_bytes
         labels = catalog.labels_of([fragment for fragment, _ in places])
         names = [catalog.prefix_hash[row] for row in rows]
@@ -254,13 +254,20 @@ class Exports:
             (tier, catalog.place[tier][fragment], label)
             for (fragment, tier), label in zip(places, labels, strict=True)
         ]
-        core.outbox.emit(ExportBundle(self._num_exports, bundle, fragments))
+        if is_trial := share == "worth" and self._is_speed_wanted(namespace):
+            self._trial = self._num_exports
+        core.outbox.emit(ExportBundle(self._num_exports, bundle, fragments, is_trial))
+
+    def _is_speed_wanted(self, namespace: NamespaceEntry) -> bool:
+        """Whether a trial is to tell how fast the source is."""
+        now, is_known = self._core.now, self._index.store_speed.is_known(self._core.now, SPEED_TRUST_S)
+        return self._is_prefill_known(namespace) and not is_known and now - self._tried_at > SPEED_TRUST_S
 
     def _is_earned(self, last: int, namespace: NamespaceEntry, num_bytes: int) -> bool:
         """Whether reads as many as there were would have paid for storing the bundle that ends with `last`.
         True where prices or the speed of prefill are not known."""
         core, prices = self._core, self._core.options.prices
-        if not prices.gpu_hour or core.costs.prefill_speed(namespace.id)[1] == "geometry":
+        if not prices.gpu_hour or not self._is_prefill_known(namespace):
             return True
         size = self._index.num_blocks(namespace)
         recompute_s = core.costs.recompute_s(namespace.id, core.catalog.position[last] + 1 - size, size)
@@ -300,6 +307,12 @@ class Exports:
             self.budget.not_written(unwritten, self._core.now, job.tenant)
         else:
             self.budget.wrote(-unwritten, self._core.now, job.tenant)
+        if event.export == self._trial:
+            self._trial = 0
+            if event.is_stored:
+                self._tried_at = self._core.now
+            if event.read_s:
+                self._index.store_speed.tried(job.num_bytes, event.read_s, self._core.now)
         if event.is_stored:
             self._index.note(job.namespace_id, job.name, True)
             self._core.story.count("bundles_exported" if event.num_bytes else "bundles_shared_already")
@@ -310,9 +323,10 @@ class Exports:
 
     def _try_later(self, job: _HeldBundle) -> None:
         """Queue an export that failed again, after a while."""
-        if job.num_failures < MAX_RETRIES:
-            at = self._core.now + RETRY_S * 2.0**job.num_failures
-            self._queue.add_later(at, job.tenant, WaitingBundle(job.last, job.num_failures + 1))
+        last, num_blocks, num_failures = job.waiting
+        if num_failures < MAX_RETRIES:
+            at = self._core.now + RETRY_S * 2.0**num_failures
+            self._queue.add_later(at, job.tenant, WaitingBundle(last, num_blocks, num_failures + 1))
 
     def check_integrity(self) -> list[str]:
         """Audit: the bytes in flight are those of the exports."""

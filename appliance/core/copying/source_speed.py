@@ -97,5 +97,9 @@ class SourceSpeed:
             seen = gone_bytes / elapsed_s
             self._measured((1 - WEIGHT) * before + WEIGHT * seen, now)
 
+    def tried(self, num_bytes: int, seconds: float, now: float) -> None:
+        """Take in that so many bytes were read in so many seconds, with as many requests as fetches have."""
+        self._measured(num_bytes / max(seconds - self._latency_s, LEAST_ELAPSED_S), now)
+
     def _measured(self, bytes_per_s: float, now: float) -> None:
         self._bytes_per_s, self._measured_at = max(bytes_per_s, LEAST_BYTES_PER_S), now

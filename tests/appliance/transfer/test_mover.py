@@ -4,6 +4,7 @@ import asyncio
 import errno
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -12,7 +13,7 @@ import pytest
 from kvtier.appliance.core.events import CopyFinished, EdgeMeasured, Event
 from kvtier.appliance.core.instructions import CancelCopy, Copy
 from kvtier.appliance.transfer.lanes import MIN_BATCH_BYTES, Edge, Route
-from kvtier.appliance.transfer.mover import Mover
+from kvtier.appliance.transfer.mover import PIECE_BYTES, TURN_S, Mover
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Tier, Urgency
 
@@ -90,8 +91,11 @@ class Bench:
             device=Tier.NVME,
         )
 
+    def ended(self) -> list[CopyFinished]:
+        return [event for event in self.events if isinstance(event, CopyFinished)]
+
     def finished(self) -> dict[int, list[Cause | None]]:
-        found = [event for event in self.events if isinstance(event, CopyFinished)]
+        found = self.ended()
         assert len({event.copy for event in found}) == len(found), "a copy ended twice"
         return {event.copy: [outcome.cause for outcome in event.outcomes] for event in found}
 
@@ -298,7 +302,7 @@ def test_where_processors_are_few_long_puts_take_turns_with_others_on_the_loop()
             num_copied.append(len(copier.started))
             bench.check()
             await asyncio.sleep(0)
-        assert num_copied == [1, 2, 3, 4], "one batch of 16 MiB a turn, after the one before"
+        assert num_copied == [16, 32, 48, 56], "one batch of 16 MiB a turn, after the one before"
         assert bench.finished()[2] == [None] * 40
         assert not copier.running, "no thread had a part in it"
         bench.mover.start(copy(3, STAGING_EDGE, 1, num_bytes=33 << 20, client=7))
@@ -310,24 +314,78 @@ def test_where_processors_are_few_long_puts_take_turns_with_others_on_the_loop()
     run(main())
 
 
-def test_a_turn_has_fewer_bytes_where_they_lately_took_longer() -> None:
+def test_a_turn_ends_in_the_middle_of_a_batch_where_memory_is_slow() -> None:
+    """Both that of a copy that runs at once, and those of what is left of it."""
+
     async def main() -> None:
         bench = Bench(takes_turns=True)
         copier = bench.copiers[STAGING_EDGE]
-        sizes: list[int] = []
+        turn, in_turn = 0, Counter[int]()
 
         def slowly(items: Sequence[CopyItem]) -> list[CopyOutcome]:
-            sizes.append(len(items))
-            bench.now += 0.001 * len(items)  # a GB/s or so
+            in_turn[turn] += len(items)
+            bench.now += TURN_S / 2 * len(items)
             return copier.inline(items)
 
         bench.mover.attach(7, {Tier.DRAM: Route(copier, slowly)})
-        for number in (1, 2):
-            bench.mover.start(copy(number, STAGING_EDGE, 16, num_bytes=1 << 20, client=7))
-        while len(bench.finished()) < 2:
+        bench.mover.start(copy(1, STAGING_EDGE, 16, num_bytes=PIECE_BYTES, client=7))
+        bench.mover.start(copy(2, STAGING_EDGE, 1, num_bytes=PIECE_BYTES, client=7, urgency=Urgency.DECODING))
+        for _ in range(9):
+            bench.check()
+            turn += 1
+            await asyncio.sleep(0)
+        assert in_turn == {0: 3, **dict.fromkeys(range(1, 8), 2)}, "the short one at once, others two pieces"
+        outcomes = {e.copy: [one.checksum for one in e.outcomes] for e in bench.ended()}
+        assert outcomes[1] == [n.to_bytes(16, "big") for n in range(16)], "each where it belongs"
+        assert next(iter(outcomes)) == 2, "the short one waited for none of it"
+
+    run(main())
+
+
+def test_what_is_left_of_a_turn_goes_to_threads_where_there_are_processors() -> None:
+    async def main() -> None:
+        bench = Bench()
+        copier = bench.copiers[STAGING_EDGE]
+
+        def slowly(items: Sequence[CopyItem]) -> list[CopyOutcome]:
+            bench.now += TURN_S
+            return copier.inline(items)
+
+        bench.mover.attach(7, {Tier.DRAM: Route(copier, slowly)})
+        bench.mover.start(copy(1, STAGING_EDGE, 4, num_bytes=PIECE_BYTES, client=7))
+        assert sum(len(items) for items, _ in copier.running) == 3
+        while copier.running:
+            copier.end()
             await turns()
-        assert sizes == [16, 4, 4, 4, 4]
-        assert bench.finished() == {1: [None] * 16, 2: [None] * 16}
+        assert bench.finished() == {1: [None] * 4}
+        bench.check()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [("detach", Cause.SOURCE_GONE), ("refuse", Cause.TIER_OFFLINE), ("stop", Cause.CANCELLED)],
+)
+def test_what_ends_between_two_turns_ends_the_rest_of_a_copy(what: str, cause: Cause) -> None:
+    async def main() -> None:
+        bench = Bench(takes_turns=True)
+        copier = bench.copiers[STAGING_EDGE]
+
+        def slowly(items: Sequence[CopyItem]) -> list[CopyOutcome]:
+            bench.now += TURN_S
+            return copier.inline(items)
+
+        bench.mover.attach(7, {Tier.DRAM: Route(copier, slowly)})
+        bench.mover.start(copy(1, STAGING_EDGE, 4, num_bytes=PIECE_BYTES, client=7))
+        if what == "detach":
+            bench.mover.detach(7)
+        elif what == "refuse":
+            bench.mover.refuse(Tier.DRAM)
+        else:
+            await bench.mover.stop()
+        await turns()
+        assert bench.finished() == {1: [None, None, cause, cause]}, "the second one had begun"
         bench.check()
 
     run(main())

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ def test_what_is_exported_is_fetched_bit_for_bit(tmp_path: Path) -> None:
         assert await other.last(ExportFinished) == ExportFinished(2, True, 0), "it is there already"
         await closed(one)
         await closed(other)
+
+    run(scene())
+
+
+def test_a_trial_says_how_soon_the_store_brings_it_back(tmp_path: Path) -> None:
+    async def scene() -> None:
+        host = Host(tmp_path)
+        await host.open()
+        for number in (1, 2):  # stored, then there already
+            host.edge.execute(replace(host.filled(number), is_trial=True))
+            ended = await host.last(ExportFinished, number)
+            assert (ended.is_stored, ended.num_bytes > 0) == (True, number == 1)
+            assert ended.read_s > 0
+        assert host.edge.status().usage.requests()["get", "ok"] >= 4, "two each"
+        await closed(host)
 
     run(scene())
 

@@ -1,12 +1,13 @@
 """Exports: which bundles are stored in the source, and what they hold meanwhile."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.capacity import export_queue, exports
+from kvtier.appliance.core.capacity import drained_bundles, export_queue, exports
 from kvtier.appliance.core.capacity.exports import MAX_RETRIES, RETRY_S, SPEED_TRUST_S
 from kvtier.appliance.core.copying.source_speed import MARGIN
 from kvtier.appliance.core.instructions import ExportBundle
@@ -350,6 +351,67 @@ def test_what_is_computed_sooner_than_fetched_is_not_stored() -> None:
     assert len(rig.exports) == 3, "how fast the source is now is not known"
 
 
+def read_once(num_chains: int) -> Exporting:
+    """Return a rig of known prefill in which chains of a bundle were used, over a source of unknown speed."""
+    rig = Exporting()
+    stated(rig, 1000.0)
+    for number in range(num_chains):
+        rig.put(hashes(f"{number}", SIZE))
+        rig.read(hashes(f"{number}", SIZE))
+    return rig
+
+
+def ended_trial(rig: Exporting, read_s: float) -> None:
+    """End the one export that is under way."""
+    trial = rig.exports[-1]
+    assert trial.is_trial
+    rig.do(ev.ExportFinished(trial.export, True, BUNDLE_BYTES, read_s))
+    rig.do(ev.Tick())
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_one_export_tells_how_fast_the_source_is_before_others_begin(is_slow: bool) -> None:
+    rig = read_once(3)
+    assert [one.is_trial for one in rig.exports] == [True], "the others wait for it"
+    assert not rig.planner.is_busy
+    compute_s = rig.planner.costs.recompute_s(rig.namespace_id, 0, SIZE)
+    ended_trial(rig, compute_s if is_slow else compute_s / 2)
+    assert [one.is_trial for one in rig.exports[1:]] == ([] if is_slow else [False] * 2)
+    assert rig.planner.story.counters.get("exports_not_worth", 0) == (2 if is_slow else 0)
+    for export in rig.exports[1:]:
+        rig.stored(export)
+    rig.now += SPEED_TRUST_S + 1
+    rig.put(hashes("later", SIZE))
+    rig.read(hashes("later", SIZE))
+    assert rig.exports[-1].is_trial
+
+
+def test_a_trial_that_tells_nothing_is_not_repeated_for_an_hour() -> None:
+    rig = read_once(3)
+    ended_trial(rig, 0.0)
+    assert [one.is_trial for one in rig.exports] == [True, False, False]
+
+
+def test_a_trial_that_fails_is_followed_by_another_one() -> None:
+    rig = read_once(2)
+    rig.stored(rig.exports[0], is_stored=False)
+    rig.do(ev.Tick())
+    assert [one.is_trial for one in rig.exports] == [True, True]
+    assert rig.exports[1].bundle != rig.exports[0].bundle
+    rig.now += RETRY_S
+    ended_trial(rig, 1e-3)
+    assert [one.is_trial for one in rig.exports] == [True, True, False]
+
+
+def test_a_known_speed_needs_no_trial() -> None:
+    rig = Exporting()
+    stated(rig, 1000.0)
+    rig.planner.source_index.store_speed.tried(BUNDLE_BYTES, 1e-3, rig.now)
+    rig.put(hashes("a", SIZE))
+    rig.read(hashes("a", SIZE))
+    assert [one.is_trial for one in rig.exports] == [False]
+
+
 def test_prices_are_not_compared_before_prefill_is_known() -> None:
     rig, chain = Exporting(prices=priced(2.5, 1e9, 1000.0)), hashes("a", SIZE)
     rig.put(chain)
@@ -370,13 +432,21 @@ def used_while_closed(share: str, uses: dict[str, int]) -> Exporting:
     return rig
 
 
+def ticked(rig: Exporting) -> None:
+    """Let the planner do what it has to do at once."""
+    while rig.planner.is_busy:
+        rig.do(ev.Tick())
+
+
 def drained(rig: Exporting) -> list[bytes]:
     """Drain a rig; return the last names of the bundles that it exports, in order."""
     rig.do(ev.DrainStarted(rig.call()))
+    ticked(rig)
     ended = 0
     while ended < len(rig.exports):
         assert rig.planner.exports.num_pending
         rig.stored(rig.exports[ended])
+        ticked(rig)
         ended += 1
     assert not rig.planner.exports.num_pending
     return [one.bundle.names[-1] for one in rig.exports]
@@ -397,6 +467,47 @@ def test_a_drain_exports_the_start_of_a_chain_before_what_continues_it() -> None
     rig = used_while_closed("worth", {"a": 1, "b": 1})
     order = drained(rig)
     assert all(order.index(first) < order.index(second) for first, second in (ends("a"), ends("b")))
+
+
+def test_a_drain_looks_at_few_blocks_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drained_bundles, "STEP_BLOCKS", 5)
+    rig = used_while_closed("worth", {"a": 1, "b": 3})
+    took, looked = drained_bundles.DrainedBundles._take, Counter[int]()
+    step = 0
+
+    def counted(self: drained_bundles.DrainedBundles, row: int) -> None:
+        looked[step] += 1
+        took(self, row)
+
+    monkeypatch.setattr(drained_bundles.DrainedBundles, "_take", counted)
+    rig.do(ev.DrainStarted(rig.call()))
+    while rig.planner.exports._drained.is_looking:
+        assert rig.planner.exports.num_pending
+        assert rig.planner.is_busy
+        assert not rig.exports, "the best one may be among what is left"
+        step += 1
+        rig.do(ev.Tick())
+    assert sum(looked.values()) == 4 * SIZE
+    assert max(looked.values()) == 5
+    rig.do(ev.Tick())
+    assert [one.bundle.names[-1] for one in rig.exports] == [*ends("b"), *ends("a")][: len(rig.exports)]
+    assert rig.exports
+
+
+def test_a_drain_gives_each_tenant_its_turn() -> None:
+    rig = used_while_closed("eager", {"a": 2})
+    rig.do(ev.SourceChanged(False))
+    for tenant in ("x", "y"):
+        call = rig.call()
+        identity = NamespaceIdentity(tenant.encode() * 16, GEOMETRY, domain=f"tenant:{tenant}")
+        rig.do(ev.ClientGone(CLIENT, "gone"))
+        rig.do(ev.ClientOpened(CLIENT, "client", True, f"tenant:{tenant}"))
+        rig.do(ev.NamespaceRegistered(call, identity))
+        rig.namespace_id = rig.answer(call).namespace_id
+        rig.put(hashes(tenant, 2 * SIZE))
+    rig.do(ev.SourceChanged(True))
+    drained(rig)
+    assert {one.bundle.identity.domain for one in rig.exports[:3]} == {"", "tenant:x", "tenant:y"}
 
 
 def test_a_drain_weighs_bytes_of_prefill_by_what_they_save() -> None:
@@ -422,6 +533,7 @@ def test_a_drain_does_not_export_what_is_there_or_on_its_way() -> None:
     assert len(rig.exports) == 2
     rig.stored(rig.exports[0])
     rig.do(ev.DrainStarted(rig.call()))
+    ticked(rig)
     assert len(rig.exports) == 2
     rig.stored(rig.exports[1])
     assert (len(rig.exports), rig.planner.exports.num_pending) == (2, 0)
@@ -430,7 +542,8 @@ def test_a_drain_does_not_export_what_is_there_or_on_its_way() -> None:
 def test_a_drain_ends_when_the_source_closes() -> None:
     rig = used_while_closed("eager", dict.fromkeys("abcd", 0))
     rig.do(ev.DrainStarted(rig.call()))
-    assert rig.planner.exports.num_pending > len(rig.exports)
+    ticked(rig)
+    assert rig.planner.exports.num_pending > len(rig.exports) > 0
     rig.do(ev.SourceChanged(False))
     for export in rig.exports:
         rig.stored(export, is_stored=False)

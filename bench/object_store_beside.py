@@ -1,0 +1,188 @@
+"""What exports cost local calls, beside what the client library alone costs them.
+
+    python -m bench.object_store_beside [--rounds 9] [--rate 300]
+
+The store is a sink (object_store_sink): it keeps nothing, takes RATE MB/s like a network, and has the last
+processor for itself at the lowest priority, because a store is another machine's. Chains of 128 MiB are put
+every half second by one client, while another one puts, gets and looks up blocks, one call at a time, in four
+ways that take turns:
+
+    kept       nothing is exported (`share: off`)
+    again      the same once more: what differs from `kept` is noise
+    obstore    kept, while a process of its own stores as many bytes by `obstore`
+    exported   the daemon stores them (`share: eager`)
+
+The slowest lookup of a hundred says how long a step of the daemon's event loop holds others up; the steps are
+timed inside it as well (bench/loop_steps).
+"""
+
+import argparse
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from urllib.request import urlopen
+
+from bench.machine import print_machine
+from bench.object_store import (
+    BUNDLE_BYTES,
+    GEOMETRY,
+    IDENTITY,
+    LOOP_STEPS,
+    Bench,
+    Host,
+    Row,
+    long_steps,
+    row,
+    shown,
+)
+from kvtier.clients import Client
+from kvtier.sources.objects.store import ObjectStore
+from tests.daemon import PATIENT
+
+SECONDS = 2.0  # of local calls in a round
+PUT_S = 0.5  # between the puts beside them
+NUM_BUNDLES = 4  # of a chain
+WAYS = ("kept", "again", "obstore", "exported")
+WHATS = ("get", "put", "slowest lookup of a hundred")
+
+STORING = f"""
+import os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from kvtier.sources.objects.store import ObjectStore
+store = ObjectStore(sys.argv[1])
+payload, pool = os.urandom({BUNDLE_BYTES}), ThreadPoolExecutor(4)
+for chain in range(1_000_000):
+    began_at = time.monotonic()
+    keys = [f"v1/beside/{{os.getpid()}}-{{chain}}-{{n}}" for n in range({NUM_BUNDLES})]
+    list(pool.map(lambda key: store.create(key, payload), keys))
+    time.sleep(max(0.0, began_at + {PUT_S} - time.monotonic()))
+"""
+
+
+def local(bench: Bench, chain: int, seconds: float) -> tuple[float, float, float]:
+    """Return seconds of the median get and put of one block, and of the slowest lookup of a hundred."""
+    client, namespace = bench.first.client, bench.first.namespace
+    block = bench.payload[: GEOMETRY.block_bytes]
+    into = bench.into[: GEOMETRY.block_bytes]
+    gets, puts, lookups, number = [], [], [], 0
+    ends_at = time.perf_counter() + seconds
+    while (now := time.perf_counter()) < ends_at:
+        name = [hashlib.sha256(b"local %d %d" % (chain, number)).digest()]
+        number += 1
+        client.put(namespace, name, block)
+        puts.append(time.perf_counter() - now)
+        now = time.perf_counter()
+        assert client.get(namespace, name, into).num_blocks == 1
+        gets.append(time.perf_counter() - now)
+        now = time.perf_counter()
+        client.lookup(namespace, name)
+        lookups.append(time.perf_counter() - now)
+    return statistics.median(gets), statistics.median(puts), statistics.quantiles(lookups, n=100)[-1]
+
+
+@contextmanager
+def putting(bench: Bench, chains: Iterator[int]) -> Iterator[None]:
+    """Put a chain every PUT_S from a client of its own, whatever becomes of it."""
+    stop = threading.Event()
+    with Client(bench.first.daemon.target, timeout=PATIENT) as client:
+        namespace = client.register(IDENTITY)
+
+        def work() -> None:
+            while not stop.is_set():
+                began_at = time.monotonic()
+                client.put(namespace, bench.names(next(chains)), bench.payload)
+                stop.wait(max(0.0, began_at + PUT_S - time.monotonic()))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+@contextmanager
+def storing(bench: Bench) -> Iterator[None]:
+    """Store as many bytes as the exports of `putting`, by the client library in another process."""
+    with subprocess.Popen([sys.executable, "-c", STORING, bench.store.address]) as alone:
+        try:
+            time.sleep(0.5)  # it starts, which is not to be measured
+            yield
+        finally:
+            alone.kill()
+
+
+@contextmanager
+def sink(bytes_per_s: float, processor: int) -> Iterator[str]:
+    """Run a store that keeps nothing; yield its address."""
+    command = [sys.executable, "-m", "bench.object_store_sink", str(bytes_per_s), str(processor)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+def measure(bench: Bench, num_rounds: int, address: str) -> list[Row]:
+    """Run all four ways in each round, another one first in each."""
+    chains = iter(range(1_000_000))
+    rounds, speeds = [], []
+    for number in range(num_rounds):
+        measured, speed = {}, {}
+        for way in (WAYS[(number + n) % len(WAYS)] for n in range(len(WAYS))):
+            bench.first.share("eager" if way == "exported" else "off")
+            with putting(bench, chains), storing(bench) if way == "obstore" else nullcontext():
+                before, began_at = int(urlopen(address).read()), time.monotonic()
+                measured[way] = local(bench, next(chains), SECONDS)
+                speed[way] = (int(urlopen(address).read()) - before) / (time.monotonic() - began_at) / 1e9
+        rounds.append(measured)
+        speeds.append((speed["exported"], speed["obstore"]))
+    return [
+        row("stored meanwhile, beside what obstore stores, GB/s", speeds),
+        *(
+            row(f"{what}, {way}, us", [(one[way][n] * 1e6, one["kept"][n] * 1e6) for one in rounds])
+            for n, what in enumerate(WHATS)
+            for way in WAYS[1:]
+        ),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.object_store_beside", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rate", type=float, default=300, help="MB/s of the network")
+    arguments = parser.parse_args()
+    print_machine()
+    processors = os.sched_getaffinity(0)
+    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, ExitStack() as stack:
+        folder, url = Path(name), "s3://bench/kv"
+        address = stack.enter_context(sink(arguments.rate * 1e6, max(processors)))
+        steps = folder / "steps"
+        os.environ |= {
+            "AWS_ENDPOINT_URL": address,
+            "AWS_ACCESS_KEY_ID": "bench",
+            "AWS_SECRET_ACCESS_KEY": "bench",
+            "AWS_REGION": "us-east-1",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", "") + os.pathsep + str(LOOP_STEPS),
+            "KVTIER_LOOP_STEPS": str(steps),
+        }
+        first = stack.enter_context(Host(folder / "first", url, "off", 8 * NUM_BUNDLES * BUNDLE_BYTES))
+        began_at = time.time()
+        rows = measure(Bench(ObjectStore(url), first, first, NUM_BUNDLES), arguments.rounds, address)
+        told = long_steps(steps, began_at)
+    print("\n" + shown(rows) + f"\n\n{told}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
