@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -41,7 +42,6 @@ FORMAT = 1  # of a block; raise it when the same bytes would mean something else
 MAGIC, VERSION = 0x67677371, 3
 TOKENS_VERSION = 1
 NO_TEXT = bytes(4)  # an architecture of no letters
-FILE = "kvtier-slot.bin"
 UNKNOWN_STATE, NO_SERVER = "UNKNOWN_STATE", "NO_SERVER"  # causes of a miss
 TIMEOUT_S = 60.0
 
@@ -65,10 +65,10 @@ class ServerSlots:
     ) -> None:
         self.block_tokens = block_tokens
         self.guard = Guard("kvtier.llamacpp")
-        self._server, self._file = server, Path(folder) / FILE
+        self._server, self._file = server, Path(folder) / f"kvtier-{uuid4().hex}.bin"
         self._frame = token_frame(block_tokens)
         self._post("/completion", {"prompt": [1, 2, 3], "n_predict": 1, "id_slot": 0, "cache_prompt": False})
-        self._post("/slots/0?action=save", {"filename": FILE})
+        self._post("/slots/0?action=save", {"filename": self._file.name})
         self.layout = layout_of(self._read()[1])
         options = ChainOptions(target=target, name="llama-server", variant=variant)
         self.identity = self._identity(Path(model), variant)

@@ -110,4 +110,4 @@ def test_another_server_goes_on_where_one_stopped(
         slots.close()
     assert (slots.restore(prompt), slots.save()) == (0, 0), "the server is gone"
     assert slots.guard.causes["NO_SERVER"] == 1
-    assert not list(tmp_path.glob("kvtier-slot*"))
+    assert not list(tmp_path.glob("kvtier-*.bin"))
