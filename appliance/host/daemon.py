@@ -22,7 +22,6 @@ from ...tiers.memory.keeper import Keeper
 from ...v1.addresses import socket_path
 from ..config import Loaded, Settings, bandwidth_shares_of
 from ..core.events import ColdEdgeOpened, DrainStarted
-from ..core.results import CountResult
 from ..errors import StartError, error
 from ..event_log import MAX_BLOCK_EVENTS, EventLog
 from ..fleet.tickets import PeerService
@@ -107,7 +106,7 @@ class Daemon:
         self.scrubber = build_scrubber(self.appliance, self.planner, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
-        self._drained: DrainResult | None = None
+        self._drain_began: tuple[int, int] | None = None  # leases then, blocks ever stored in the cold store
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []
@@ -267,20 +266,20 @@ class Daemon:
             self.local.serve_pages(self.direct)
 
     async def drain(self, grace_s: float, leave: bool = False) -> DrainResult:
-        """Refuse new work, flush what is dirty, seal; with `leave` end the process. Idempotent."""
+        """Refuse new work, flush what is dirty, seal; with `leave` end the process. Idempotent.
+        Returns the leases when it began, and the blocks that the cold store took since."""
         if not self.service.draining:
             log.info("draining: nothing new is taken, within %g s what only memory holds is written", grace_s)
             self.service.draining = True
             await self.grpc.stop_serving()
-        is_first, num_leases = self._drained is None, self.planner.statistics()["num_leases"]
-        self._drained = self._drained or DrainResult(num_leases, 0)
+        if is_first := self._drain_began is None:
+            self._drain_began = self.planner.statistics()["num_leases"], self._num_stored()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 if is_first:
                     answer = self.appliance.ask(DrainStarted)
-                    result = await asyncio.shield(answer) if isinstance(answer, asyncio.Future) else answer
-                    assert isinstance(result, CountResult)
-                    self._drained = self._drained._replace(num_blocks_flushed=result.count)
+                    if isinstance(answer, asyncio.Future):
+                        await asyncio.shield(answer)
                 await self.appliance.settled()
                 while to_seal := self.planner.close_cold_store():  # reclaiming may go on meanwhile
                     self.appliance.execute(to_seal)
@@ -295,7 +294,14 @@ class Daemon:
             log.warning("draining: %d bundles were not exported in time", num_pending)
         if leave:
             self.leaving.set()
-        return self._drained
+        assert self._drain_began is not None
+        num_leases, num_stored = self._drain_began
+        return DrainResult(num_leases, self._num_stored() - num_stored)
+
+    def _num_stored(self) -> int:
+        """Return how often a block came to be whole in the cold store since the start."""
+        core = self.planner.core
+        return core.story.counters.get(core.stored_in[core.ladder.log_tier], 0)
 
     async def restart(self, grace_s: float) -> None:
         """Make room for another daemon, which takes over what memory holds. Raises ApplianceError."""

@@ -19,6 +19,7 @@ from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import DrainStarted
 from kvtier.appliance.host import daemon as daemon_module
 from kvtier.appliance.host import process
+from kvtier.tiers.block import Tier
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
@@ -85,6 +86,20 @@ def test_what_does_not_fit_dram_comes_back_from_disk_even_after_a_restart(tmp_pa
         namespace = client.register(heads=HEADS)
         found = {name: read(client, namespace, chain(16, name)) for name in chains}
         assert found == chains
+
+
+def test_a_drain_that_runs_out_of_time_says_what_it_wrote(tmp_path: Path) -> None:
+    """Before: the blocks that it had queued, or none while it was still looking for them."""
+    settings = small_settings(tmp_path, nvme=True)
+    with DaemonThread(settings) as served, RawClient(served.daemon.service.facts.local_socket_path) as client:
+        client.attach()
+        namespace, mover = client.register(heads=HEADS), served.daemon.appliance.mover
+        served.wait(served.daemon.appliance.settled())  # the namespace is stored, which holds copies, too
+        served.call(lambda: mover.hold(Tier.NVME))
+        client.put(namespace, chain(16), os.urandom(16 * BLOCK_BYTES))
+        assert served.wait(served.daemon.drain(0.05)).num_blocks_flushed == 0
+        served.call(lambda: mover.resume(Tier.NVME))
+        assert served.wait(served.daemon.drain(60.0)).num_blocks_flushed == 16
 
 
 def test_a_stream_reports_fragments_as_they_arrive_in_layer_order(tmp_path: Path) -> None:
