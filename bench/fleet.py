@@ -5,6 +5,8 @@ reads each once, which fetches it, and once more from its own memory. In turns w
 
     sockets   4 connections, `sendfile` out of a memfd, `recv_into` another one, xxh3-128 of what arrived
     streams   the same prompt read from the far daemon over gRPC, without compression
+    NIXL      the same prompt between two more daemons with `peers.transport: nixl`, in the environment of
+              `make test-nixl`; UCX_TLS says over what, and its processes count as ends
 
 A fetch has tickets, landing, index entries and replies of which the sockets have nothing; what the near
 client has never touched of its daemon's memory would be mapped page by page meanwhile, so other prompts were
@@ -15,6 +17,7 @@ a daemon that knows no other.
 
 import argparse
 import hashlib
+import json
 import mmap
 import os
 import socket
@@ -33,6 +36,7 @@ import numpy as np
 import xxhash
 
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
+from kvtier.sources.peers.nixl_process import absence
 from tests.daemon import Daemon
 from tests.ports import free_port
 from tests.waiting import until
@@ -50,6 +54,7 @@ FIRST_TOUCHED = 10_000
 NUM_MISSES, MISS_BLOCKS = 200, 64
 START_S = 60.0
 HOSTS_NAME = "hosts.fleet"
+NIXL_WORDS = "moves blocks between hosts, process "
 INSECURE: Mapping[str, str] = {"access.insecure": "true"}
 
 
@@ -184,6 +189,42 @@ class BareSockets:
         self.process.wait()
 
 
+class Pushing:
+    """Two hosts that push by NIXL, and their clients."""
+
+    def __init__(self, stack: ExitStack, folder: Path, gib: int, access: Mapping[str, str]) -> None:
+        ports, more = [free_port(), free_port()], {**access, "peers.transport": "nixl"}
+        names = "near-nixl", "far-nixl"
+        started = [daemon(folder / names[end], ports[end], ports, gib, more) for end in range(2)]
+        hosts = [stack.enter_context(one) for one in started]
+        self.near, self.far = (stack.enter_context(Client(path)) for path, _ in hosts)
+        self.target, processes = hosts[0][0], [pid for _, pid in hosts]
+        for name in names:
+            log = folder / name / "daemon.log"
+            until(lambda log=log: NIXL_WORDS in log.read_text())  # type: ignore[misc]
+            processes.append(int(log.read_text().partition(NIXL_WORDS)[2].split()[0]))
+        self.timed = Timed(*processes)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every fetch was pushed."""
+        command = [sys.executable, "-m", "kvtier", "status", "--json", "--target", self.target]
+        counters = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["counters"]
+        assert counters["peer_pushes_arrived"] == counters["peer_fetches_arrived"], counters
+
+
+def prepare(here: Client, there: Client, target: str, num_rounds: int, into: Any) -> Namespace:
+    """Put the prompts at the far end, and wait until the near one finds what is there."""
+    near, far = (one.register(IDENTITY) for one in (here, there))
+    for prompt in range(num_rounds + 1):
+        assert there.put(far, names_of(prompt), data_of(prompt)).complete
+    until(
+        lambda: here.get(near, names_of(num_rounds), into=into).num_blocks == NUM_BLOCKS,
+        "the hosts did not find each other",
+    )
+    touch(here, target, near, num_rounds)
+    return near
+
+
 def touch(client: Client, target: str, namespace: Namespace, num_prompts: int) -> None:
     """Let a client see the memory that as many prompts will land in."""
     for prompt in range(FIRST_TOUCHED, FIRST_TOUCHED + num_prompts):
@@ -225,43 +266,49 @@ def main() -> None:
         )
         here, there, lone = (stack.enter_context(Client(one[0])) for one in (near, far, alone))
         remote = there if has_tls else stack.enter_context(Client(f"127.0.0.1:{ports[1]}"))
-        namespaces = [one.register(IDENTITY) for one in (here, there, remote)]
-        for prompt in range(num_rounds + 1):
-            assert there.put(namespaces[1], names_of(prompt), data_of(prompt)).complete
         into = np.ones(PROMPT_BYTES, np.uint8)
-        until(
-            lambda: here.get(namespaces[0], names_of(num_rounds), into=into).num_blocks == NUM_BLOCKS,
-            "the hosts did not find each other",
-        )
-        touch(here, near[0], namespaces[0], num_rounds)
+        namespace = prepare(here, there, near[0], num_rounds, into)
+        pushing = Pushing(stack, folder, gib, access) if not absence() else None
         bare = BareSockets()
         stack.callback(bare.close)
         fetched, local = Timed(near[1], far[1]), Timed(near[1], far[1])
         sockets, streams = Timed(bare.process.pid), Timed(far[1])
         bare.fetch()
+        turns = [(fetched, here, namespace), (local, here, namespace)]
+        if not has_tls:
+            turns.append((streams, remote, remote.register(IDENTITY)))
+        if pushing is not None:
+            known = prepare(pushing.near, pushing.far, pushing.target, num_rounds, into)
+            turns.append((pushing.timed, pushing.near, known))
         for prompt in range(num_rounds):
             sockets.round(bare.fetch)
-            turns = ((fetched, here, 0), (local, here, 0), (streams, remote, 2))
-            for timed, client, number in turns[: 2 if has_tls else 3]:
+            for timed, client, known in turns:
                 into[:] = 1
 
-                def read(client: Client = client, number: int = number, prompt: int = prompt) -> None:
-                    got = client.get(namespaces[number], names_of(prompt), into=into)
+                def read(client: Client = client, known: Namespace = known, prompt: int = prompt) -> None:
+                    got = client.get(known, names_of(prompt), into=into)
                     assert got.num_blocks == NUM_BLOCKS
 
                 timed.round(read)
                 assert (into == data_of(prompt)).all(), "wrong bytes"
         # What the caller copies out of memory is no part of the fetch.
         copies = statistics.median(local.took)
-        fetched.took = [one - copies for one in fetched.took]
-        fetched.processor_s -= local.processor_s
-        print(fetched.line("fetched from the other host"))
+        fetches = {"fetched from the other host": fetched}
+        if pushing is not None:
+            pushing.check()
+            fetches[f"pushed by NIXL, UCX_TLS={os.environ.get('UCX_TLS', '')}"] = pushing.timed
+        for timed in fetches.values():
+            timed.took = [one - copies for one in timed.took]
+            timed.processor_s -= local.processor_s
         print(sockets.line("4 bare sockets, checksum"))
-        median = statistics.median(fetched.took)
-        print(f"beside bare sockets {statistics.median(sockets.took) / median:.2f} x")
+        for name, timed in fetches.items():
+            print(timed.line(name))
+            ratio = statistics.median(sockets.took) / statistics.median(timed.took)
+            print(f"beside bare sockets {ratio:.2f} x")
         if not has_tls:
             print(streams.line("gRPC streams"))
-            print(f"beside gRPC streams {statistics.median(streams.took) / median:.2f} x")
+            ratio = statistics.median(streams.took) / statistics.median(fetched.took)
+            print(f"beside gRPC streams {ratio:.2f} x")
         beside, apart = misses(here, 1000), misses(lone, 1000)
         print(f"a read of what is nowhere: {beside * 1e3:.3f} ms beside a host, {apart * 1e3:.3f} ms alone")
 

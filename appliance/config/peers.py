@@ -5,7 +5,7 @@ peers:
   certificate_name: kvtier-hosts.inference.svc
 """
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -77,6 +77,10 @@ class PeerSettings(Section):
     data_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port on which other hosts read bytes, beside that of `listen`. Set it where a firewall or a
     NetworkPolicy lists ports. 0: the kernel chooses one."""
+    transport: Literal["tcp", "nixl"] = "tcp"
+    """What carries bytes between hosts. `nixl`: NIXL writes them where both hosts have it, which was never
+    run over RDMA, and costs more than `tcp` without. Set it on all hosts of a fleet where the commands of
+    docs/operate/fleet.md show that it pays."""
     send_limit_bytes: Bytes | None = Field(default=None, alias="send_limit")
     """Bytes a second that this host sends to others at most. Set it where they share the network with the
     runtime's own traffic. Empty: unlimited."""
@@ -116,3 +120,5 @@ def check_peers(
         refuse("peers.certificate_name", "must be given with access.tls: a name in all hosts' certificates")
     if has_tenants and not has_tls:
         refuse("peers", "with tenants hosts have to prove that they are hosts; set access.tls")
+    if has_tenants and peers.transport == "nixl":
+        refuse("peers.transport", "NIXL neither encrypts nor checks what writes; with tenants use tcp")

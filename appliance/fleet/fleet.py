@@ -30,6 +30,7 @@ from .index_writer import HoldingsWriter
 from .meeting import Meeting, own_address
 from .members import FleetMembers
 from .peer_edge import PeerEdge
+from .pushing import Pushing
 from .tickets import PeerService
 
 NUM_LOOKED_AT: Final = 256  # blocks, in 64 inventories 2 ms
@@ -76,6 +77,7 @@ class Fleet:
         self._running: list[asyncio.Task[None]] = []
         self._listener: DataListener | None = None
         self._service: PeerService | None = None
+        self._pushing: Pushing | None = None
 
     def _digests(self) -> frozenset[bytes]:
         return frozenset(one.identity.digest for one in self._namespaces.values())
@@ -125,6 +127,8 @@ class Fleet:
         """Accept data connections for tickets of `service`, and find the other hosts. Raises StartError."""
         host, port = self._tcp.rpartition(":")[0].strip("[]"), self._settings.peers.data_port
         self._service = service
+        if self._settings.peers.transport == "nixl":
+            self._pushing = self.edge.pushing = service.pushing = Pushing(self._appliance.clock)
         self._listener = DataListener(host, port, service, self._tls, self._appliance.clock)
         create_task = asyncio.get_running_loop().create_task
         if self.index is not None:
@@ -148,6 +152,8 @@ class Fleet:
         await self.hosts.stop()
         await self.awaits.stop()
         await self.edge.stop()
+        if self._pushing is not None:
+            await self._pushing.stop()
         if self.index is not None:
             await self.index.close()
         if self._listener is not None:
@@ -172,7 +178,7 @@ class Fleet:
     def counters(self) -> Counter[str]:
         """Return what was counted on both sides, by name."""
         counters = Counter(self.edge.counters)
-        for part in (self._service, self.meeting, self.writer):
+        for part in (self._service, self.meeting, self.writer, self._pushing):
             counters += part.counters if part is not None else Counter()
         return counters + (self.hosts.counters if isinstance(self.hosts, IndexedHosts) else Counter())
 

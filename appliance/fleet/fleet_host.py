@@ -48,6 +48,7 @@ class FleetHost:
         self.turns = FetchTurns(MAX_FETCHES)
         self.awaits = Shares(MAX_AWAITS)
         self.pause_until = 0.0
+        self.push_after = 0.0  # before it, it is not asked to push
         self.bytes_per_s = 0.0  # of the latest fetches; 0: there was none
         self.counters: Counter[str] = Counter()
         self.stub: PeerServiceAsyncStub | None = None

@@ -16,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -39,6 +40,7 @@ from ..transfer.object_edge import ObjectEdge, Work
 from .finding import ChainPart, Held, KnownHosts
 from .fleet_host import DISTRUST_S, FleetHost, is_cancelled
 from .fleet_tls import FleetTls
+from .pushing import LandedReader, Pushing
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +105,7 @@ class PeerEdge:
         self._clock = clock
         self._tls = tls
         self.store: ObjectEdge | None = None
+        self.pushing: Pushing | None = None
         self._is_store_open = False
         self._told: SourceChanged | None = None
         self._searches: dict[int, SearchBundles] = {}  # that the store carries out
@@ -278,9 +281,13 @@ class PeerEdge:
         began_at, cause, words = self._clock(), Cause.SOURCE_GONE, ""
         try:
             ticket = await self._ticket(host, work, first, deadline_at - began_at)
-            num_bytes = await self._loop.run_in_executor(
-                self._pool, self._receive, host, work, left, first, ticket, deadline_at
-            )
+            size = ticket.num_blocks * work.bundle.identity.geometry.block_bytes
+            pushing = self.pushing
+            push = pushing.landed(host, ticket, size, deadline_at) if pushing is not None else nullcontext()
+            async with push as landed:
+                num_bytes = await self._loop.run_in_executor(
+                    self._pool, self._receive, host, work, left, first, ticket, deadline_at, landed
+                )
             host.measured(num_bytes, self._clock() - began_at)
             host.counters["fetches"] += 1
             host.counters["bytes"] += num_bytes
@@ -350,9 +357,12 @@ class PeerEdge:
         first: int,
         ticket: pb.FetchBlocksResponse,
         deadline_at: float,
+        landed: LandedReader | None,
     ) -> int:
         """Read what a ticket stands for; batches land one by one. Returns the bytes.
         Raises OSError, ConnectionLost and CopyError; nothing writes into places then."""
+        if landed is not None:
+            return self._read_groups(landed, work, left, first, ticket)
 
         def check(silent_s: float) -> None:
             if self._is_stopping.is_set() or self._clock() >= deadline_at:
@@ -384,7 +394,7 @@ class PeerEdge:
 
     def _read_groups(
         self,
-        reader: PayloadReader,
+        reader: PayloadReader | LandedReader,
         work: FetchBundle,
         left: dict[int, Sequence[CopyItem]],
         first: int,

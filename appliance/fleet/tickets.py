@@ -33,6 +33,7 @@ from ..security.callers import Caller
 from ..security.client_registry import ConnectedClient
 from ..server.cache_service import CacheService
 from .holdings import MAX_DIGESTS, Holdings
+from .pushing import Pushing
 
 TICKET_S: Final = 5.0  # from its issue until a connection shows it
 SEND_S: Final = 30.0  # from its issue until all has arrived
@@ -94,6 +95,7 @@ class PeerService:
         self._used: set[DataTicket] = set()
         self._clients: dict[str, ConnectedClient] = {}  # by isolation domain
         self.data_port = 0
+        self.pushing: Pushing | None = None
         self.counters: Counter[str] = Counter()
         self.holdings = Holdings(
             service.planner.catalog,
@@ -189,7 +191,24 @@ class PeerService:
             data_port=self.data_port,
             num_blocks=held.num_blocks,
             checksums=checksums,
+            nixl_version=self.pushing.version if self.pushing is not None else "",
         )
+
+    async def push_blocks(self, caller: Caller, request: pb.PushBlocksRequest) -> pb.PushBlocksResponse:
+        """Write what a ticket stands for into the caller's memory. Raises ApplianceError."""
+        ticket = self.take(request.ticket)
+        if ticket is None or self.pushing is None:
+            raise error("NOTHING_THERE", "no such ticket")
+        is_sent = is_over = False
+        try:
+            answer = await self.pushing.push(ticket.payloads, request)
+            is_sent, is_over = not answer.problem, True
+            return answer
+        finally:
+            if is_sent or not is_over:
+                self.end(ticket, is_sent)
+            else:
+                self._give_back(ticket)
 
     def _coding(
         self, identity: NamespaceIdentity, num_blocks: int, checksums: bytes, codec_ids: Iterable[int]
@@ -300,6 +319,14 @@ class PeerService:
         if ticket is not None:
             self._used.add(ticket)
         return ticket
+
+    def _give_back(self, ticket: DataTicket) -> None:
+        """Let a data connection show a ticket that was taken."""
+        self._used.discard(ticket)
+        self._waiting[ticket.number] = ticket
+        ticket.timer.cancel()
+        left_s = min(TICKET_S, ticket.ends_at - self._loop.time())
+        ticket.timer = self._loop.call_later(max(0.0, left_s), self._expire, ticket.number)
 
     def end(self, ticket: DataTicket, is_sent: bool) -> None:
         """Let go of what a ticket held: nothing reads it any more."""

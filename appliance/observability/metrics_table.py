@@ -254,6 +254,10 @@ FLEET = (
            "Tickets for other hosts: `issued`, of these `sent`, `broken` (the other end left) and "
            "`not_used`; `refused`: too many, or beyond `peers.send_limit`.",
            "What this host is for others; `refused`: its network is full.", sources.peers("tickets_")),
+    Metric("kvtier_peer_pushes_total", "counter", ("outcome",),
+           "What other hosts wrote here by NIXL (`peers.transport`): `arrived`, of these `wrong_bytes`; "
+           "`failed` ones came over a data connection. `process_ended`: lives of NIXL's process.",
+           "Whether NIXL is used; `failed`: why is in the log.", sources.peers("pushes_")),
     Metric("kvtier_peer_bytes_total", "counter", ("direction",),
            "Payload `sent` to and `received` from other hosts, and what of the first codecs `saved`.",
            "Traffic between hosts.", sources.peers("bytes_")),

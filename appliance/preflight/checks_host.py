@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ...sources.peers.nixl_process import absence
 from ...v1.addresses import socket_path
 from ...v1.shm import HUGE_PAGE_BYTES, extent_file_bytes
 from ..config import Settings
@@ -28,6 +29,9 @@ def check_libraries(facts: Facts, settings: Settings) -> Iterator[Check]:
     for (module, extra, setting), is_needed in needs.items():
         if is_needed and module in missing:
             yield fail("libraries", f"{module} is not installed", f"pip install 'kvtier[{extra}]'", setting)
+    if settings.peers.is_on and settings.peers.transport == "nixl" and (why := absence()):
+        what, _, fix = why.partition("; ")
+        yield fail("libraries", what, f"{fix}, or write transport: tcp", "peers.transport")
     if uses_fast_codec(settings) and "numba" in missing:
         what = "numba is not installed: blocks on nvme and the network are packed at a fifth of the speed"
         fix = "pip install 'kvtier[codecs]', or write codec: planes"

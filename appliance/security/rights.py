@@ -95,6 +95,7 @@ RIGHTS: dict[str, Right] = {
     "EventsService/WatchAccesses": _ADMIN,
     "PeerService/WatchInventory": Right(Role.HOST),
     "PeerService/FetchBlocks": Right(Role.HOST),
+    "PeerService/PushBlocks": Right(Role.HOST),
     "PeerService/AwaitBlocks": Right(Role.HOST),
 }
 

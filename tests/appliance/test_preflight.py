@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,24 @@ def write(file: Path, sections: dict[str, Any]) -> Path:
     kept = {key: dumped[key] for key in ("listen", "tiers")}
     file.write_text(yaml.safe_dump({**kept, "observe": {"http": "off"}, **sections}))
     return file
+
+
+@pytest.mark.parametrize("version", [None, "1.4.0"])
+def test_a_host_that_is_to_push_without_nixl_does_not_start(
+    version: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr("importlib.metadata.version", installed)
+    sections: dict[str, Any] = {"peers": {"hosts": ["10.0.0.1:7070"], "transport": "nixl"}}
+    sections |= {"listen": [f"unix://{tmp_path}/k.sock", "127.0.0.1:7070"], "access": {"insecure": True}}
+    with pytest.raises(StartError, match="pip install --no-deps nixl-cu12==") as refused:
+        table.require(settings_of(tmp_path, sections))
+    assert str(refused.value).count("peers.transport: ") == 1
+    assert ("1.4.0 is not supported" if version else "is missing") in str(refused.value)
 
 
 def test_start_and_validate_refuse_the_same_certificates(tmp_path: Path, tls: dict[str, str]) -> None:

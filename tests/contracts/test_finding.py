@@ -149,6 +149,9 @@ class Streams(World):
             def AwaitBlocks(self, request: Any, context: Any) -> Any:  # noqa: N802
                 raise AssertionError("no blocks are awaited here")
 
+            def PushBlocks(self, request: Any, context: Any) -> Any:  # noqa: N802
+                raise AssertionError("no blocks are pushed here")
+
             async def WatchInventory(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
                 async for message in teller.watch():
                     yield message

@@ -1,6 +1,7 @@
 """Hosts of a fleet: real daemons on loopback that fetch from each other, and what is put and read there."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ GEOMETRY = Geometry(
     num_layers=8, num_kv_heads=8, head_dim=64, block_tokens=64, dtype="float16", layers_per_group=4
 )
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"fleet").digest(), GEOMETRY)
+TRANSPORT = os.environ.get("KVTIER_PEERS_TRANSPORT", "tcp")  # nixl: `make test-nixl`
 CHAIN_BLOCKS = 30  # more bundles than are fetched at a time; the last two blocks are no whole one
 
 
@@ -44,6 +46,7 @@ class Host:
             "tiers.dram.extent": "16MiB",
             "observe.http": "off",
             "peers.hosts": f"[{', '.join(peers)}]",
+            "peers.transport": TRANSPORT,
             **more,
         }
         if "access.tls" not in more:

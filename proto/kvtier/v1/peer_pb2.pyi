@@ -174,6 +174,7 @@ class FetchBlocksResponse(_message.Message):
     DATA_PORT_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
+    NIXL_VERSION_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
     """32 bytes, for one use; empty: this host has none of the blocks"""
     data_port: _builtins.int
@@ -184,6 +185,8 @@ class FetchBlocksResponse(_message.Message):
     """xxh3-128 of each payload, 16 bytes each, in the order in which the connection carries them: all blocks of the
     first layer group, then of the next.
     """
+    nixl_version: _builtins.str
+    """with which this host can push them; empty: it cannot"""
     def __init__(
         self,
         *,
@@ -191,14 +194,74 @@ class FetchBlocksResponse(_message.Message):
         data_port: _builtins.int = ...,
         num_blocks: _builtins.int = ...,
         checksums: _builtins.bytes = ...,
+        nixl_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "data_port", b"data_port", "num_blocks", b"num_blocks", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "data_port", b"data_port", "nixl_version", b"nixl_version", "num_blocks", b"num_blocks", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchBlocksResponse: _TypeAlias = FetchBlocksResponse  # noqa: Y015
+
+@_typing.final
+class PushBlocksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TICKET_FIELD_NUMBER: _builtins.int
+    NIXL_VERSION_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    ticket: _builtins.bytes
+    nixl_version: _builtins.str
+    """of the caller; another one is refused"""
+    metadata: _builtins.bytes
+    """NIXL's, of the caller's landing memory"""
+    address: _builtins.int
+    """in it, where the first payload begins; the others follow without gaps, in the ticket's order"""
+    length: _builtins.int
+    """of all payloads"""
+    def __init__(
+        self,
+        *,
+        ticket: _builtins.bytes = ...,
+        nixl_version: _builtins.str = ...,
+        metadata: _builtins.bytes = ...,
+        address: _builtins.int = ...,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "length", b"length", "metadata", b"metadata", "nixl_version", b"nixl_version", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushBlocksRequest: _TypeAlias = PushBlocksRequest  # noqa: Y015
+
+@_typing.final
+class PushBlocksResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
+    problem: _builtins.str
+    """for people; empty: all is there"""
+    is_over: _builtins.bool
+    """nothing of it will be written any more"""
+    def __init__(
+        self,
+        *,
+        problem: _builtins.str = ...,
+        is_over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_over", b"is_over", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushBlocksResponse: _TypeAlias = PushBlocksResponse  # noqa: Y015
 
 @_typing.final
 class AwaitBlocksRequest(_message.Message):

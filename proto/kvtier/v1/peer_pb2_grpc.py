@@ -44,6 +44,11 @@ class PeerServiceStub:
                 request_serializer=kvtier_dot_v1_dot_peer__pb2.FetchBlocksRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_peer__pb2.FetchBlocksResponse.FromString,
                 _registered_method=True)
+        self.PushBlocks = channel.unary_unary(
+                '/kvtier.v1.PeerService/PushBlocks',
+                request_serializer=kvtier_dot_v1_dot_peer__pb2.PushBlocksRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_peer__pb2.PushBlocksResponse.FromString,
+                _registered_method=True)
         self.AwaitBlocks = channel.unary_stream(
                 '/kvtier.v1.PeerService/AwaitBlocks',
                 request_serializer=kvtier_dot_v1_dot_peer__pb2.AwaitBlocksRequest.SerializeToString,
@@ -71,6 +76,14 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PushBlocks(self, request, context):
+        """Writes what a ticket stands for into memory of the caller, by NIXL, and answers when all of it is there. A
+        ticket of which that failed is as before: a data connection may show it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AwaitBlocks(self, request, context):
         """How many blocks of a chain this host can read, from the first one named on: now, and whenever it is more,
         until it has all or the deadline passes. For a runtime that waits for what another one computes.
@@ -91,6 +104,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.FetchBlocks,
                     request_deserializer=kvtier_dot_v1_dot_peer__pb2.FetchBlocksRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_peer__pb2.FetchBlocksResponse.SerializeToString,
+            ),
+            'PushBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.PushBlocks,
+                    request_deserializer=kvtier_dot_v1_dot_peer__pb2.PushBlocksRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_peer__pb2.PushBlocksResponse.SerializeToString,
             ),
             'AwaitBlocks': grpc.unary_stream_rpc_method_handler(
                     servicer.AwaitBlocks,
@@ -152,6 +170,33 @@ class PeerService:
             '/kvtier.v1.PeerService/FetchBlocks',
             kvtier_dot_v1_dot_peer__pb2.FetchBlocksRequest.SerializeToString,
             kvtier_dot_v1_dot_peer__pb2.FetchBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PushBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.PeerService/PushBlocks',
+            kvtier_dot_v1_dot_peer__pb2.PushBlocksRequest.SerializeToString,
+            kvtier_dot_v1_dot_peer__pb2.PushBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

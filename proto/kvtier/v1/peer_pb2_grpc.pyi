@@ -43,6 +43,10 @@ class PeerServiceStub:
     connection can read them. Nothing is fetched for it from elsewhere. RESOURCE_EXHAUSTED: too many tickets, or
     this host has sent what peers.send_limit allows.
     """
+    PushBlocks: _grpc.UnaryUnaryMultiCallable[_peer_pb2.PushBlocksRequest, _peer_pb2.PushBlocksResponse]
+    """Writes what a ticket stands for into memory of the caller, by NIXL, and answers when all of it is there. A
+    ticket of which that failed is as before: a data connection may show it.
+    """
     AwaitBlocks: _grpc.UnaryStreamMultiCallable[_peer_pb2.AwaitBlocksRequest, _peer_pb2.AwaitBlocksResponse]
     """How many blocks of a chain this host can read, from the first one named on: now, and whenever it is more,
     until it has all or the deadline passes. For a runtime that waits for what another one computes.
@@ -59,6 +63,10 @@ class PeerServiceAsyncStub(PeerServiceStub):
     """Holds blocks of one chain that this host has in its tiers, and returns a ticket with which one data
     connection can read them. Nothing is fetched for it from elsewhere. RESOURCE_EXHAUSTED: too many tickets, or
     this host has sent what peers.send_limit allows.
+    """
+    PushBlocks: _aio.UnaryUnaryMultiCallable[_peer_pb2.PushBlocksRequest, _peer_pb2.PushBlocksResponse]  # type: ignore[assignment]
+    """Writes what a ticket stands for into memory of the caller, by NIXL, and answers when all of it is there. A
+    ticket of which that failed is as before: a data connection may show it.
     """
     AwaitBlocks: _aio.UnaryStreamMultiCallable[_peer_pb2.AwaitBlocksRequest, _peer_pb2.AwaitBlocksResponse]  # type: ignore[assignment]
     """How many blocks of a chain this host can read, from the first one named on: now, and whenever it is more,
@@ -85,6 +93,16 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Holds blocks of one chain that this host has in its tiers, and returns a ticket with which one data
         connection can read them. Nothing is fetched for it from elsewhere. RESOURCE_EXHAUSTED: too many tickets, or
         this host has sent what peers.send_limit allows.
+        """
+
+    @_abc_1.abstractmethod
+    def PushBlocks(
+        self,
+        request: _peer_pb2.PushBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.PushBlocksResponse, _abc.Awaitable[_peer_pb2.PushBlocksResponse]]:
+        """Writes what a ticket stands for into memory of the caller, by NIXL, and answers when all of it is there. A
+        ticket of which that failed is as before: a data connection may show it.
         """
 
     @_abc_1.abstractmethod

@@ -31,6 +31,14 @@ def settings(**values: Any) -> Settings:
         ({"peers": {"hosts": ["unix:///k.sock"]}}, "write host:port as in its `listen`"),
         ({"peers": {"hosts": ["10.0.0.1:0"]}}, "write host:port as in its `listen`"),
         ({"peers": {**HOSTS, "send_limit": "0B"}}, "0 sends nothing"),
+        (
+            {
+                "access": {"tls": TLS},
+                "tenants": ACME,
+                "peers": {**HOSTS, "certificate_name": "hosts.svc", "transport": "nixl"},
+            },
+            "with tenants use tcp",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(values: dict[str, Any], words: str) -> None:

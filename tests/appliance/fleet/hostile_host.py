@@ -5,7 +5,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -58,6 +58,8 @@ class HostileHost(PeerServiceServicer):
         self.epoch = epoch
         self.tells_tiers = True  # False: and its load, as a host of an older version
         self.oldest = 0  # protocol that it speaks at the least; 0: it does not say
+        self.nixl_version = ""  # with which it says it can push
+        self.push: Callable[[pb.PushBlocksRequest], pb.PushBlocksResponse] | None = None
         self.num_asked = 0
         self.num_connections = 0
         self._identity = identity
@@ -144,7 +146,17 @@ class HostileHost(PeerServiceServicer):
             data_port=70_000 if self.trick == "no data port" else self._listener.getsockname()[1],
             num_blocks=num_blocks + (self.trick == "another number"),
             checksums=checksum(memoryview(b"what was put")) * num_payloads,
+            nixl_version=self.nixl_version,
         )
+
+    def PushBlocks(  # noqa: N802
+        self, request: pb.PushBlocksRequest, context: Any
+    ) -> pb.PushBlocksResponse:
+        """Do what the test says."""
+        if self.push is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older host")
+        assert self.push is not None
+        return self.push(request)
 
     def _accept(self) -> None:
         while not self._ended.is_set():

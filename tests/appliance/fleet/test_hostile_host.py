@@ -9,7 +9,7 @@ import pytest
 from kvtier.clients import ExpectedBlocks, HostRank
 from kvtier.sources.directories.records import PROTOCOL
 
-from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, names_of
+from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, TRANSPORT, Host, names_of
 from ...ports import free_port
 from ...waiting import until
 from .hostile_host import TRICKS, HostileHost
@@ -18,10 +18,10 @@ CHAINS = range(1, 4)
 
 
 @contextmanager
-def beside(folder: Path, hostile: HostileHost, *others: str) -> Iterator[Host]:
+def beside(folder: Path, hostile: HostileHost, *others: str, transport: str = TRANSPORT) -> Iterator[Host]:
     """Start a host that knows the hostile one."""
     port = free_port()
-    host = Host(folder, port, [f"127.0.0.1:{hostile.port}", *others], {})
+    host = Host(folder, port, [f"127.0.0.1:{hostile.port}", *others], {"peers.transport": transport})
     try:
         host.daemon.start()
         host.register()
