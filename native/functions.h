@@ -19,4 +19,10 @@ PyObject *set_residence(PyObject *module, PyObject *args);
 PyObject *read_blocks(PyObject *module, PyObject *args);
 extern const char find_residence_doc[], set_residence_doc[], read_blocks_doc[];
 
+PyObject *find_rows(PyObject *module, PyObject *args);
+PyObject *set_rows(PyObject *module, PyObject *args);
+PyObject *remove_rows(PyObject *module, PyObject *args);
+PyObject *move_rows(PyObject *module, PyObject *args);
+extern const char find_rows_doc[], set_rows_doc[], remove_rows_doc[], move_rows_doc[];
+
 #endif

@@ -15,6 +15,7 @@ from ...tiers.block import Tier
 from ...v1 import peer_pb2 as pb
 from ...v1.types_pb2 import HostLoad
 from ..core.catalog.catalog import NO_ROW, Catalog, NamespaceEntry
+from ..core.catalog.table import NUM_PARTS
 from ..event_log import BlockEvent, EventLog
 
 HEARTBEAT_S: Final = 1.0
@@ -135,16 +136,17 @@ class Holdings:
         """Yield the blocks of a namespace that can be read and their tiers, STEP_NAMES looked at a time."""
         namespace = self._catalog.namespaces[number]
         size = blocks_per_bundle(namespace.identity.geometry) if in_bundles else 1
-        for shard in namespace.rows.shards:
-            items = list(shard.items())
-            for start in range(0, len(items), STEP_NAMES):
-                part = items[start : start + STEP_NAMES]
+        for part in range(NUM_PARTS):
+            rows = namespace.rows.part(part)
+            names = [self._catalog.prefix_hash[row] for row in rows]
+            for start in range(0, len(rows), STEP_NAMES):
+                some = names[start : start + STEP_NAMES]
                 if number not in self._catalog.namespaces:
                     return
                 present = {
                     name: self._tier(row)
-                    for name, row in part
-                    if shard.get(name) == row and self._is_end(row, size)
+                    for name, row in zip(some, namespace.rows.find(some), strict=True)
+                    if row >= 0 and self._is_end(row, size)
                 }
                 yield {name: tier for name, tier in present.items() if tier is not None}
 

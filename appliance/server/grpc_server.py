@@ -140,7 +140,7 @@ class EventsService:
         namespace = catalog.namespaces.get(event.namespace_id)
         if namespace is None:
             return bytes(len(event.prefix_hashes))
-        rows = [namespace.rows.get(name, NO_ROW) for name in event.prefix_hashes]
+        rows = namespace.rows.find(event.prefix_hashes)
         tiers = [None if row == NO_ROW else catalog.tier_of(row) for row in rows]
         return bytes(0 if tier is None else self._service.tiers.number(tier) for tier in tiers)
 

@@ -23,6 +23,7 @@ from ...v1.conversions import WireTiers
 from ...v1.residence import ASK, NOWHERE, RESIDENCE_EXTENT, RETIRED, SOURCES
 from ..appliance import Appliance
 from ..core.catalog.catalog import NO_ROW, NamespaceEntry
+from ..core.catalog.table import NUM_PARTS
 from ..core.planner import Planner
 from ..errors import error
 
@@ -123,8 +124,9 @@ class Residences:
 
     def _blocks_of(self, domain: int) -> Iterator[tuple[NamespaceEntry, list[bytes]]]:
         for namespace in list(self._catalog.namespaces.values()):
-            for shard in namespace.rows.shards if namespace.domain == domain else ():
-                names = list(shard)  # what changes later is entered by `_observe`
+            for part in range(NUM_PARTS) if namespace.domain == domain else ():
+                present = self._catalog.prefix_hash
+                names = [present[row] for row in namespace.rows.part(part)]  # later ones: see `_observe`
                 for start in range(0, len(names), FILLED_AT_ONCE):
                     yield namespace, names[start : start + FILLED_AT_ONCE]
 
@@ -137,7 +139,7 @@ class Residences:
                 self._tell(table)
                 return
             namespace, names = piece
-            self._enter(table, namespace, [namespace.rows.get(name, NO_ROW) for name in names], names)
+            self._enter(table, namespace, namespace.rows.find(names), names)
             if perf_counter() > ends_at:
                 asyncio.get_running_loop().call_soon(self._fill, table)
                 return
@@ -152,7 +154,7 @@ class Residences:
             elif table := self._tables.get(namespace.domain):
                 present = self._catalog.prefix_hash
                 if any(present[row] is not name for row, name in zip(rows, names, strict=True)):
-                    rows = [namespace.rows.get(name, NO_ROW) for name in names]
+                    rows = namespace.rows.find(names)
                 self._enter(table, namespace, rows, names)
         for table in list(self._tables.values()):
             if table.writer.is_half_full:

@@ -11,20 +11,19 @@ A start finds every record in segments that are still there, also evicted ones: 
 that down. So a tenant may have more than its quota again, and the excess is evicted at once."""
 
 from collections import Counter, defaultdict
-from itertools import islice
 
 from ....tiers.block import tenant_of
 from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
-from ..catalog.table import NUM_SHARDS
+from ..catalog.table import NUM_PARTS
 
-#: Shards of a namespace, of those that are not empty, looked at for a chain to shorten; chains per shard.
-MAX_SHARDS, MAX_CHAINS = 16, 4
+#: Blocks of a namespace that are looked at in one search for a chain to shorten.
+MAX_CHAINS = 64
 #: Blocks that go for one newcomer; after a quota was lowered, the rest goes with the next ones.
 MAX_STEPS = 64
-#: Blocks and shards looked at in a step: a fraction of a millisecond. The tenants with quotas have equal
-#: parts, of MIN_VISITS at least.
+#: Blocks and parts of tables looked at in a step: a fraction of a millisecond. The tenants with quotas
+#: have equal shares, of MIN_VISITS at least.
 MAX_VISITS = 4096
 MIN_VISITS = 64
 
@@ -41,7 +40,9 @@ class ColdQuota:
         self._log_tier = core.ladder.log_tier
         #: Why a block was evicted because of a quota.
         self.reason = f"beyond its tenant's quota of {self._log_tier.label}"
-        self._next_shard: defaultdict[int, int] = defaultdict(int)  # by namespace
+        self._next_part: defaultdict[int, int] = defaultdict(int)  # of its table, by namespace
+        #: By namespace: rows of the part before, those that were used last at the front.
+        self._of_part: dict[int, list[int]] = {}
         #: By namespace: handle of the block from which the next search goes on towards the end of its chain.
         self._next_block: dict[int, int] = {}
         self._visits: Counter[str] = Counter()  # of this step, by tenant
@@ -101,6 +102,7 @@ class ColdQuota:
             self._namespaces.clear()
             for one in catalog.namespaces.values():
                 self._namespaces[tenant_of(one.identity.domain)].append(one)
+            self._of_part.clear()
             self._next_block = {
                 number: handle for number, handle in self._next_block.items() if number in catalog.namespaces
             }
@@ -130,18 +132,26 @@ class ColdQuota:
         handle = self._next_block.pop(namespace.id, None)
         if handle is not None and self._evict_end(namespace, self._core.catalog.row_of(handle), newcomer):
             return True
-        num_left = MAX_SHARDS
-        for _ in range(NUM_SHARDS):  # of a tenant with few blocks most are empty
-            if not self._visit(namespace):
-                return False
-            shard = self._next_shard[namespace.id]
-            self._next_shard[namespace.id] = (shard + 1) % NUM_SHARDS
-            for row in list(islice(namespace.rows.shards[shard].values(), MAX_CHAINS)):
-                if self._evict_end(namespace, row, newcomer):
-                    return True
-            num_left -= bool(namespace.rows.shards[shard])
-            if num_left == 0:
-                break
+        catalog, rows = self._core.catalog, self._of_part.pop(namespace.id, [])
+        num_parts = num_rows = 0
+        while num_rows < MAX_CHAINS and self._visit(namespace):
+            if not rows:  # of a tenant with few blocks most parts are empty
+                if num_parts == NUM_PARTS:
+                    return False
+                part = self._next_part[namespace.id]
+                self._next_part[namespace.id] = (part + 1) % NUM_PARTS
+                num_parts += 1
+                rows = namespace.rows.part(part)
+                rows.sort(key=catalog.last_used.__getitem__, reverse=True)
+                continue
+            row = rows.pop()
+            num_rows += 1
+            if catalog.namespace_id[row] != namespace.id or not catalog.prefix_hash[row]:
+                continue  # gone since
+            if self._evict_end(namespace, row, newcomer):
+                self._of_part[namespace.id] = rows
+                return True
+        self._of_part[namespace.id] = rows
         return False
 
     def _evict_end(self, namespace: NamespaceEntry, row: int, newcomer: int) -> bool:

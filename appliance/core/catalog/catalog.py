@@ -22,7 +22,7 @@ from ....tiers.block import NO_PLACE, NO_SESSION, FragmentLabel, NamespaceIdenti
 from ....tiers.ladder import STANDARD, Ladder
 from ..encodings import AS_IT_IS, Encodings
 from .states import State
-from .table import BlockTable
+from .table import BlockTable, block_table
 
 NO_ROW: Final = -1
 #: Priorities of prefetched blocks: inside the window in which they should be used, and after it.
@@ -122,7 +122,7 @@ class Catalog:
         sizes = geometry.fragment_bytes
         offsets = tuple(sum(sizes[:group]) for group in range(len(sizes)))
         namespace = NamespaceEntry(
-            number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes), offsets
+            number, identity, domain, block_table(self.prefix_hash), sizes, len(sizes), sum(sizes), offsets
         )
         namespace.encodings = namespace.exact_encodings = (AS_IT_IS,) * len(sizes)
         self.namespaces[namespace.id] = namespace
@@ -139,10 +139,10 @@ class Catalog:
 
     def add(self, namespace: NamespaceEntry, prefix_hash: bytes, parent: int, now: float) -> int:
         """Create the row of a block that is nowhere yet, linked under `parent`; return it."""
-        assert prefix_hash not in namespace.rows
+        assert namespace.rows.get(prefix_hash, NO_ROW) == NO_ROW
         row = self._take_rows(namespace, 1)[0]
-        namespace.rows[prefix_hash] = row
         self.prefix_hash[row] = prefix_hash
+        namespace.rows.add((prefix_hash,), (row,))
         self.namespace_id[row] = namespace.id
         for fragment in self.fragments(row):
             self.checksum_low[fragment] = self.checksum_high[fragment] = 0
@@ -159,13 +159,13 @@ class Catalog:
         """Create the rows of new blocks, the first one under `parent`, each other one under the one before.
         Their checksums come with the bytes."""
         rows = self._take_rows(namespace, len(prefix_hashes))
-        shards, names, number = namespace.rows.shards, self.prefix_hash, namespace.id
+        namespace.rows.add(prefix_hashes, rows)
+        names, number = self.prefix_hash, namespace.id
         namespace_ids, positions = self.namespace_id, self.position
         last_used, num_uses, urgencies = self.last_used, self.num_uses, self.urgency
         parents, first_child = self.parent, self.first_child
         position, before = positions[parent] + 1 if parent != NO_ROW else 0, NO_ROW
         for prefix_hash, row in zip(prefix_hashes, rows, strict=True):
-            shards[prefix_hash[0]][prefix_hash] = row
             names[row] = prefix_hash
             namespace_ids[row] = number
             positions[row] = position
@@ -200,11 +200,10 @@ class Catalog:
     def remove_run(self, rows: Sequence[int]) -> None:
         """Forget blocks of one namespace that have no place, no keeper and no relatives but themselves."""
         namespace = self.namespaces[self.namespace_id[rows[0]]]
-        shards, names = namespace.rows.shards, self.prefix_hash
+        names = self.prefix_hash
+        namespace.rows.remove([names[row] for row in rows], rows)
         parent, first_child, serial = self.parent, self.first_child, self.serial
         for row in rows:
-            name = names[row]
-            del shards[name[0]][name]
             names[row] = b""
             parent[row] = first_child[row] = NO_ROW
             serial[row] = (serial[row] + 1) & 0xFFFF_FFFF

@@ -72,7 +72,8 @@ def _adopt_namespace(records: Records, core: CoreState, namespace: NamespaceEntr
     num_rows = len(first_record)
     hashes = records["prefix_hash"][first_record]
     names: list[bytes] = hashes.tolist()
-    namespace.rows.add_many(names, first_row)
+    catalog.prefix_hash += names
+    namespace.rows.add(names, range(first_row, first_row + num_rows))
     parents = _parents(records, first_record, hashes, namespace, first_row)
     is_lost = (parents == NO_ROW) & records["has_parent"][first_record]
     for row in np.flatnonzero(is_lost).tolist():
@@ -153,7 +154,6 @@ def _extend_blocks(
     first_fragment: int,
 ) -> None:
     num_rows = len(names)
-    catalog.prefix_hash += names
     catalog.num_blocks += num_rows
     extend_column(catalog.namespace_id, np.full(num_rows, namespace.id))
     extend_column(catalog.position, positions)

@@ -36,11 +36,10 @@ def column(values: "array[Any]") -> npt.NDArray[Any]:
 
 def num_new(namespace: NamespaceEntry, prefix_hashes: Sequence[bytes]) -> int:
     """Return how many blocks are unknown, up to the first known one."""
-    shards = namespace.rows.shards
     if len(set(prefix_hashes)) < len(prefix_hashes):  # a client's mistake
         prefix_hashes = _up_to_a_repetition(prefix_hashes)
-    for number, prefix_hash in enumerate(prefix_hashes):
-        if prefix_hash in shards[prefix_hash[0]]:
+    for number, row in enumerate(namespace.rows.find(prefix_hashes)):
+        if row >= 0:
             return number
     return len(prefix_hashes)
 

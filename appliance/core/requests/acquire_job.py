@@ -336,8 +336,7 @@ class AcquireJob:
 def stored_prefix(catalog: Catalog, namespace: NamespaceEntry, prefix_hashes: Sequence[bytes]) -> list[int]:
     """Return the rows of the longest prefix that is readable from some tier."""
     rows = []
-    for prefix_hash in prefix_hashes:
-        row = namespace.rows.get(prefix_hash, NO_ROW)
+    for row in namespace.rows.find(prefix_hashes):
         if row == NO_ROW or catalog.tier_of(row) is None:
             break
         rows.append(row)

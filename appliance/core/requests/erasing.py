@@ -19,6 +19,7 @@ from ....tiers.block import tenant_of
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
+from ..catalog.table import NUM_PARTS
 from ..copying.copies import Copies
 from ..events import TenantErased
 from ..results import CountResult
@@ -95,8 +96,9 @@ class Erasing:
         """Name every block of these namespaces; what comes while they are gone through may be missing."""
         catalog = self._core.catalog
         for namespace_id in sorted(namespace_ids):
-            for shard in catalog.namespaces[namespace_id].rows.shards:
-                yield from [catalog.handle(row) for row in shard.values()]
+            rows = catalog.namespaces[namespace_id].rows
+            for number in range(NUM_PARTS):
+                yield from [catalog.handle(row) for row in rows.part(number)]
 
     def _forget(self, row: int) -> None:
         core = self._core

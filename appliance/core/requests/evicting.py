@@ -33,6 +33,7 @@ from ..catalog.core_state import CoreState
 from ..catalog.residency import INCOMPLETE, Residency
 from ..catalog.rules import ADMINISTRATOR, CONTINUED, KEPT, PINNED, READ
 from ..catalog.runs import column
+from ..catalog.table import NUM_PARTS
 from ..events import EvictRequested
 from ..results import EvictResult
 from .request_registry import RequestRegistry
@@ -222,8 +223,9 @@ class Evicting:
         job.decided = bytearray(len(catalog.prefix_hash))
         if job.namespace_id:
             job.segments = frozenset()
-            shards = catalog.namespaces[job.namespace_id].rows.shards
-            job.handles = (one for shard in shards for one in [catalog.handle(row) for row in shard.values()])
+            rows = catalog.namespaces[job.namespace_id].rows
+            parts = (rows.part(number) for number in range(NUM_PARTS))
+            job.handles = (one for part in parts for one in [catalog.handle(row) for row in part])
             return
         assert isinstance(log, SegmentLog)
         chosen: list[int] = []

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..results import Refusal
 from .fetches import Fetches
@@ -41,11 +40,10 @@ class Lookups:
         namespace = core.catalog.namespaces.get(namespace_id)
         if namespace is None:
             return unknown_namespace(namespace_id)
-        shards, tier_of = namespace.rows.shards, core.catalog.tier_of
+        tier_of = core.catalog.tier_of
         num_groups, in_memory = namespace.num_groups, self._in_memory
         tiers = bytearray()
-        for prefix_hash in prefix_hashes:
-            row = shards[prefix_hash[0]].get(prefix_hash, NO_ROW)
+        for row in namespace.rows.find(prefix_hashes):
             if row < 0:
                 break
             for tier, num_resident in in_memory:

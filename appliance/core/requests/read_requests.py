@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from ....policies.costs import Advice
 from ....tiers.block import Tier, tenant_of
-from ..catalog.catalog import NO_ROW, Catalog, NamespaceEntry
+from ..catalog.catalog import Catalog, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..events import (
     AcquireAbandoned,
@@ -264,8 +264,7 @@ class ReadRequests:
         client = self._requests.client(event.client)
         if namespace is None or client is None or namespace.identity.domain != client.domain:
             return
-        shards = namespace.rows.shards
-        rows = [row for h in event.prefix_hashes if (row := shards[h[0]].get(h, NO_ROW)) >= 0]
+        rows = [row for row in namespace.rows.find(event.prefix_hashes) if row >= 0]
         for chain in _chains(self._core.catalog, rows):
             self._usage.used(chain, event.client, event.session_id, None, len(chain))
 
