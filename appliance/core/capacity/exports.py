@@ -84,6 +84,7 @@ class Exports:
         self._has_joined = False
         self._queue = ExportQueue(core.options.num_tenants)
         self._drained = DrainedBundles(core, index)
+        self._is_full = False  # the queue, for bundles of a drain
         #: By handle of the last block; with prices.
         self._uses: Remembered[int, _Uses] = Remembered(MAX_COUNTED)
         self._jobs: dict[int, _HeldBundle] = {}
@@ -100,8 +101,8 @@ class Exports:
         """Whether there is more to do right now than one step did: a Tick is due at once."""
         if not self.is_open or self._drained.is_looking:
             return self.is_open
-        has_more = (self._queue.has_ready or bool(self._drained)) and not self._trial
-        return has_more and self.bytes_in_flight < self._most_bytes()
+        has_more = self._queue.has_ready or (bool(self._drained) and not self._is_full)
+        return has_more and not self._trial and self.bytes_in_flight < self._most_bytes()
 
     @property
     def num_pending(self) -> int:
@@ -176,6 +177,7 @@ class Exports:
         """Export each bundle that may be stored and is not known to be. Replaces the queue."""
         if self.is_open:
             self._queue.clear()
+            self._is_full = False
             self._drained.begin()
 
     def _count_use(self, tenant: str, handle: int) -> None:
@@ -198,6 +200,7 @@ class Exports:
         self._queue.bring_due(now)
         if self._drained and not self._queue.has_ready:
             self._drained.feed(self._queue, MAX_STEPS)
+            self._is_full = not self._queue.has_ready  # of what failed and waits for its time
         for _ in range(MAX_STEPS):
             if self._trial or not self._queue.has_ready or self.bytes_in_flight >= self._most_bytes():
                 return

@@ -494,6 +494,21 @@ def test_a_drain_looks_at_few_blocks_in_a_step(monkeypatch: pytest.MonkeyPatch) 
     assert rig.exports
 
 
+def test_a_drain_waits_for_what_failed_where_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_queue, "MAX_QUEUED", 1)
+    rig = used_while_closed("worth", {"a": 1, "b": 1})
+    rig.do(ev.DrainStarted(rig.call()))
+    ticked(rig)
+    for export in list(rig.exports):
+        rig.stored(export, is_stored=False)
+    ticked(rig)  # which ends: nothing can be done before a retry is due
+    assert rig.planner.exports.num_pending
+    num_exports, rig.now = len(rig.exports), rig.planner.exports.next_deadline() or 0.0
+    rig.do(ev.Tick())
+    ticked(rig)
+    assert len(rig.exports) > num_exports
+
+
 def test_a_drain_gives_each_tenant_its_turn() -> None:
     rig = used_while_closed("eager", {"a": 2})
     rig.do(ev.SourceChanged(False))
