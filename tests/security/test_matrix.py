@@ -212,6 +212,7 @@ def requests(v: Victim) -> dict[str, Callable[[], Any]]:
         "WatchAccesses": events_pb2.WatchAccessesRequest,
         "WatchInventory": peer_pb2.WatchInventoryRequest,
         "FetchBlocks": lambda: peer_pb2.FetchBlocksRequest(prefix_hashes=BLOCKS[0]),
+        "PushBlocks": lambda: peer_pb2.PushBlocksRequest(ticket=bytes(32)),
         "AwaitBlocks": lambda: peer_pb2.AwaitBlocksRequest(prefix_hashes=BLOCKS[0]),
     }
 
