@@ -352,12 +352,13 @@ class Appliance:
         """Set the timer of the planner's next Tick, MAX_TICK_DELAY_S late at most.
 
         Asking for the next deadline after every step would cost a tenth of a small put, so a timer that is
-        set is left alone, unless the planner has work left over right now.
+        set is left alone, unless the planner has work left over right now and it is not due yet: `settled`
+        looks in every turn of the loop, and would put off for ever what it waits for.
         """
         if self._stopped:
             return
         if self._timer is not None:
-            if not self.planner.is_busy:
+            if not self.planner.is_busy or self._timer.when() <= self._loop.time():
                 return
             self._timer.cancel()
             self._timer = None
