@@ -5,7 +5,7 @@ new candidates and of what left, and a line is added to the story. The rules tha
 3, 4 and 5 of the design) are in rules.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ....policies.base import Victim
 from ....tiers.base import Cause
@@ -41,25 +41,34 @@ class Residency(Rules):
         `encoding`: of the record, when the tier is the cold store."""
         self.core.transitions.reserve(fragment, tier, place, encoding)
 
-    def land(self, fragment: int, tier: Tier, label: FragmentLabel) -> None:
-        """Make a fragment readable: its bytes arrived, with the checksum in `label`.
-        Gives the copy's hold back."""
+    def land(self, fragments: Sequence[int], tier: Tier, labels: Sequence[FragmentLabel]) -> None:
+        """Make fragments readable: their bytes arrived, with the checksums in `labels`.
+        Gives the copies' holds back."""
         catalog = self._catalog
-        self.core.transitions.land(fragment, tier, label)
-        row, place = catalog.block_of[fragment], catalog.place[tier][fragment]
+        for fragment, label in zip(fragments, labels, strict=True):
+            self.core.transitions.land(fragment, tier, label)
+        places = [catalog.place[tier][fragment] for fragment in fragments]
         if tier != self._log_tier:
-            self.core.outbox.emit(Publish(tier, (place,), (label,)))
+            self.core.outbox.emit(Publish(tier, places, labels))
         else:
-            self._settle(tier, place)
+            for place in places:
+                self._settle(tier, place)
+        for fragment in fragments:
+            self.drop(fragment, tier)
+        for row in dict.fromkeys(catalog.block_of[fragment] for fragment in fragments):
+            if catalog.num_resident[tier][row] == catalog.namespace_of(row).num_groups:
+                self._tell_landed(row, tier)
+
+    def _tell_landed(self, row: int, tier: Tier) -> None:
+        """Tell routers and the story of a block that can be read from a tier."""
+        catalog, name = self._catalog, self._catalog.prefix_hash[row]
         num_resident = catalog.num_resident[tier][row]
-        self.drop(fragment, tier)
-        if num_resident == catalog.namespace_of(row).num_groups:
-            is_moved = any(
-                catalog.num_resident[other][row] == num_resident for other in self._tiers if other != tier
-            )
-            change, name = BlockChange.MOVED if is_moved else BlockChange.STORED, catalog.prefix_hash[row]
-            self.core.outbox.notify(change, catalog.namespace_id[row], tier, [name])
-            self.core.story.tell(self.core.now, name, self.core.stored_in[tier])
+        is_moved = any(
+            catalog.num_resident[other][row] == num_resident for other in self._tiers if other != tier
+        )
+        change = BlockChange.MOVED if is_moved else BlockChange.STORED
+        self.core.outbox.notify(change, catalog.namespace_id[row], tier, [name])
+        self.core.story.tell(self.core.now, name, self.core.stored_in[tier])
 
     def fail(self, fragment: int, tier: Tier, cause: Cause) -> None:
         """Give a place back into which the bytes will not arrive, with the copy's hold."""

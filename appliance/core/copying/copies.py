@@ -229,7 +229,7 @@ class Copies:
         if copy in self._disowned:
             outcomes = self._without(self._disowned.pop(copy), batch, outcomes)
         is_inside = batch.source == batch.target
-        if batch.run is not None and self._land_run(batch, batch.run, outcomes):
+        if batch.source is None and self._land_all(batch, outcomes):
             return
         for fragment, item, outcome in zip(batch.fragments, batch.items, outcomes, strict=True):
             if is_inside:
@@ -270,16 +270,22 @@ class Copies:
             for row, outcome in zip(rows, outcomes, strict=True)
         ]
 
-    def _land_run(self, batch: _Batch, run: FreshRun, outcomes: Sequence[CopyOutcome]) -> bool:
-        """Land a whole run at once; False when something happened to a part of it."""
+    def _land_all(self, batch: _Batch, outcomes: Sequence[CopyOutcome]) -> bool:
+        """Land new bytes at once; False when something happened to a part of them."""
         checksums = [outcome.checksum for outcome in outcomes if outcome.cause is None]
         if len(checksums) < len(outcomes) or batch.target in self._core.offline:
             return False
-        land_run(self._core, run, checksums)
-        for fragment in run.fragments if self._listeners else ():
+        if batch.run is not None:
+            land_run(self._core, batch.run, checksums)
+        else:
+            labels = [item.label for item in batch.items]
+            for fragment, label, checksum in zip(batch.fragments, labels, checksums, strict=True):
+                self._ready_label(batch, fragment, label, checksum)
+            self._residency.land(batch.fragments, batch.target, labels)
+        for fragment in batch.fragments if self._listeners else ():
             self.tell_listeners(fragment, batch.target, None)
         if batch.owner is not None:
-            batch.owner.landed(run.fragments, None)
+            batch.owner.landed(batch.fragments, None)
         return True
 
     def take_unfit(self) -> list[int]:
@@ -309,14 +315,8 @@ class Copies:
         if batch.target != self._log_tier and batch.target in core.offline:
             outcome = CopyOutcome(Cause.TIER_OFFLINE)  # it landed, in memory that was lost a moment later
         if outcome.cause is None:
-            if not label.checksum or (batch.source == self._log_tier and outcome.checksum):
-                # What a lossy codec decoded has a checksum of its own. The copy has ended: this label
-                # is held here only.
-                label.checksum = outcome.checksum
-            self._note_spent(batch, fragment, label)
-            if batch.source is None:  # a record that was out of reach may be of other bytes than these
-                residency.condemn(fragment, self._log_tier, "put again")
-            residency.land(fragment, batch.target, label)
+            self._ready_label(batch, fragment, label, outcome.checksum)
+            residency.land((fragment,), batch.target, (label,))
         if batch.owner is not None:
             batch.owner.landed((fragment,), outcome.cause)
         self.tell_listeners(fragment, batch.target, outcome.cause)
@@ -325,6 +325,14 @@ class Copies:
             residency.fail(fragment, batch.target, outcome.cause)
             if outcome.cause is Cause.DOES_NOT_FIT and core.catalog.prefix_hash[row]:
                 self._unfit.append(self._core.catalog.handle(row))
+
+    def _ready_label(self, batch: _Batch, fragment: int, label: FragmentLabel, checksum: bytes) -> None:
+        """Complete the label of a fragment that is about to land. The copy has ended: no other holds it."""
+        if not label.checksum or (batch.source == self._log_tier and checksum):
+            label.checksum = checksum  # what a lossy codec decoded has one of its own
+        self._note_spent(batch, fragment, label)
+        if batch.source is None:  # a record that was out of reach may be of other bytes than these
+            self._residency.condemn(fragment, self._log_tier, "put again")
 
     def _note_spent(self, batch: _Batch, fragment: int, label: FragmentLabel) -> None:
         """What came out of a lossy record loses nothing more; what a client put anew has lost nothing yet.

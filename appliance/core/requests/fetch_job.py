@@ -33,7 +33,7 @@ class FetchJob(PutJob):
         bundle: BundleBlocks,
     ) -> None:
         super().__init__(core, residency, copies, pressure, put, on_done)
-        self._bundle = bundle
+        self.bundle = bundle
         #: From the first of these blocks to the last one that its acquire asks for.
         self.chain: Sequence[bytes] = put.request.prefix_hashes
         self.coming: list[int] = []  # rows of the blocks that are on their way, in order
@@ -50,6 +50,7 @@ class FetchJob(PutJob):
                 break
         self.deadline_at = float("inf")  # of the reservation: the shell ends what it began
         self._spans = ()
+        self._take_apart()
         if self._taken:
             self._fetch(deadline_at)
         self._finish_if_landed()
@@ -63,9 +64,14 @@ class FetchJob(PutJob):
             self.landed_bytes += sum(map(self._core.catalog.length_of, fragments))
         super().landed(fragments, cause)
 
-    def _admit_run(self, end_of_step: int) -> bool:
-        """Decide blocks one by one: a run of blocks lands at once, not layer by layer."""
-        return False
+    def _take_apart(self) -> None:
+        """Take the fragments of runs one by one: they land layer by layer."""
+        set_checksum, num_groups = self._core.catalog.set_checksum, self.namespace.num_groups
+        for run in self._fresh:
+            for number, fragment in enumerate(run.fragments):
+                set_checksum(fragment, b"")  # its row may have been another block's
+                self._taken.append((run.first_block + number // num_groups, fragment))
+        self._fresh = []
 
     def _expected(self) -> Sequence[bytes]:
         """Return the names of the blocks that come with these: they are admitted for what they are, part of a
@@ -75,7 +81,7 @@ class FetchJob(PutJob):
     def _fetch(self, deadline_at: float) -> None:
         catalog = self._core.catalog
         place, block_of = catalog.place[self._put_tier], catalog.block_of
-        skipped = len(self._bundle.names) - len(self.request.prefix_hashes)
+        skipped = len(self.bundle.names) - len(self.request.prefix_hashes)
         groups: list[list[Move]] = [[] for _ in range(self.namespace.num_groups)]
         for block, fragment in self._taken:
             group = fragment - catalog.first_fragment[block_of[fragment]]
@@ -85,4 +91,4 @@ class FetchJob(PutJob):
         self._num_copying += len(self._taken)
         self._taken = []
         batches = [moves for moves in groups if moves]
-        self._copies.start_fetch(self._bundle, batches, deadline_at, owner=self)
+        self._copies.start_fetch(self.bundle, batches, deadline_at, owner=self)

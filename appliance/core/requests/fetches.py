@@ -38,7 +38,8 @@ PATIENCE_S: Final = 0.5  # later than expected it may always be, if computing ta
 #: Of the time that computing takes, waited for what was expected sooner: by no more is a lost fetch dearer.
 PATIENT_SHARE: Final = 0.25
 #: Begun in one step, a bundle at least: 3 ms or so. An acquire waits until all of its fetches are begun.
-STEP_FRAGMENTS: Final = 64
+STEP_FRAGMENTS: Final = 128
+FETCH_BYTES: Final = 64 << 20  # in one fetch of several bundles: what a slot of NIXL's memory takes
 #: Of the time that an acquire has: a store that hardly answers must not take what loading from here needs.
 SEARCH_FRACTION: Final = 0.1
 
@@ -128,6 +129,7 @@ class Fetches:
             expected_s = self._fetch_s(speed, namespace, (end - num_here) * namespace.block_bytes)
             patience_s = max(PATIENCE_S, MARGIN * expected_s, PATIENT_SHARE * wait_s)
             deadline_at = min(deadline_at, now + patience_s)
+        size *= self._bundles_a_fetch(namespace, -(-(end - first) // size))
         unbegun = UnbegunFetches(event, client, first, end, size, num_here, deadline_at, speed)
         if self._begin_some(unbegun):
             return False
@@ -156,6 +158,14 @@ class Fetches:
                 return True
         unbegun.start = step_end
         return step_end == unbegun.end
+
+    def _bundles_a_fetch(self, namespace: NamespaceEntry, num_bundles: int) -> int:
+        """Return how many bundles of so many to fetch at once: a store has them one by one; of a host as many
+        as one step begins, but half of them at most, because two connections are faster than one."""
+        if self._has_store or not self._has_hosts:
+            return 1
+        most = min(STEP_FRAGMENTS // namespace.num_groups, FETCH_BYTES // namespace.block_bytes)
+        return max(1, min(most // self._index.num_blocks(namespace), -(-num_bundles // 2)))
 
     def _worth_fetching(
         self,
@@ -255,7 +265,9 @@ class Fetches:
         speed.ended(begun, job.num_bytes, job.landed_bytes, job.is_late, self._core.now)
         if job.num_failed:
             story.count("fetches_failed")
-            self._index.note(job.namespace.id, job.request.prefix_hashes[-1], False)
+            size, names = self._index.num_blocks(job.namespace), job.bundle.names
+            for name in dict.fromkeys([*names[size - 1 :: size], names[-1]]):
+                self._index.note(job.namespace.id, name, False)
             return
         story.count("blocks_fetched", len(job.coming))
         story.count("bytes_fetched", job.num_bytes)
@@ -418,11 +430,8 @@ class Fetches:
 
     def namespaces(self) -> set[int]:
         """Return the namespaces of the acquires that are held back."""
-        return {event.namespace_id for event in self._held_back()}
-
-    def _held_back(self) -> list[AcquireRequested]:
-        waiting = [one.event for one in self._waiting.values()]
-        return waiting + [one.event for one in self._unbegun]
+        waiting = [one.event.namespace_id for one in self._waiting.values()]
+        return {*waiting, *(one.event.namespace_id for one in self._unbegun)}
 
     def check_integrity(self) -> list[str]:
         """Audit what each tenant has on its way."""

@@ -168,7 +168,7 @@ class FoundMemory:
         if namespace.domain in self._viewed:
             self._core.transitions.hold(fragment, tier)
             self._held[namespace.domain].append((tier, fragment))
-        self._residency.land(fragment, tier, label)
+        self._residency.land((fragment,), tier, (label,))
         if catalog.tier_of(row) is not None:
             self._note_dirty(row)
         return True

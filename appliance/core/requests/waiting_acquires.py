@@ -21,7 +21,7 @@ class ParkedAcquire:
 class UnbegunFetches:
     """The rest of what an acquire fetches.
 
-    Bundles of `size` blocks, from block `start` to `end`; the first `num_here` blocks of the chain are here.
+    Fetches of `size` blocks, from block `start` to `end`; the first `num_here` blocks of the chain are here.
     """
 
     event: AcquireRequested

@@ -1,6 +1,7 @@
 """Puts of blocks that the catalog knows and nobody can read: what is acknowledged is there afterwards."""
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.instructions import BlockChange
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
@@ -13,9 +14,13 @@ def test_a_block_of_a_tier_that_is_offline_is_stored_anew() -> None:
     rig = Rig(nvme_blocks=16)
     chain = rig.cool_new("a", 3)
     rig.do(ev.TierLost(Tier.NVME, True, "test"))
+    rig.notices.clear()
     assert rig.put(chain) == [STORED] * 3
     assert rig.found(chain) == 3
     assert [rig.where(name) for name in chain] == [{"dram"}] * 3
+    came = [one for one in rig.notices if one.change is not BlockChange.REMOVED]
+    told = [name for one in came for name in one.prefix_hashes]
+    assert told == chain, "once each"
 
 
 def test_its_old_record_does_not_count_when_the_tier_is_back() -> None:

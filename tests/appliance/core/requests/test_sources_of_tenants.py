@@ -139,8 +139,8 @@ def test_what_one_tenant_fetches_leaves_another_its_part_of_the_source() -> None
 
 def test_tenants_take_turns_in_beginning_to_fetch() -> None:
     """Before: the first step of an acquire came behind all steps of those that came before it."""
-    rig = Fetching(num_extents=2048)
-    for tenant, num_bundles in (("acme", 64), ("bolt", 8)):
+    rig = Fetching(num_extents=4096)
+    for tenant, num_bundles in (("acme", 128), ("bolt", 16)):
         chain = hashes(tenant, num_bundles * SIZE)
         rig.look_up(tenant, chain)
         for search in rig.take(SearchBundles):
