@@ -83,8 +83,10 @@ class SlotMemory:
             self._free.append(start // SLOT_BYTES)
 
     def close(self) -> None:
-        """Close what `start` gave on; views stay readable."""
-        os.close(self.descriptor)
+        """Close what `start` gave on; views stay readable. Idempotent."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 class NixlProcess:
@@ -194,8 +196,8 @@ class NixlProcess:
         process, self._process = self._process, None
         if process is not None:
             await asyncio.to_thread(process.wait)
-            self.landing.close()
-            self.outgoing.close()
+        self.landing.close()
+        self.outgoing.close()
 
     def _spawn(self) -> None:
         """Start the process, with an environment that has nothing secret of this one's."""
