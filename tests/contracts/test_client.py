@@ -381,9 +381,10 @@ def test_prefetch_tells_the_stored_prefix(client: Any, namespace: Namespace) -> 
 
 
 def test_prefetch_looks_in_all_namespaces_of_the_domain(client: Any, namespace: Namespace) -> None:
-    client.put(namespace, chain(2), payload(2))
+    names = chain(3, "in no other test's namespace")
+    client.put(namespace, names[:2], payload(2))
     client.register(replace(namespace.identity, shard="of another rank"))
-    assert client.prefetch(None, chain(3)).num_blocks == 2
+    assert client.prefetch(None, names).num_blocks == 2
     assert client.prefetch(None, chain(3, "never stored")).num_blocks == 0
 
 

@@ -16,7 +16,7 @@ from ..options import ShareMode
 from .export_queue import ExportQueue, WaitingBundle
 
 #: Looked at in a step: about a millisecond. Free rows between them are passed over, up to so many for each.
-STEP_BLOCKS: Final = 128
+STEP_BLOCKS = 128
 MAX_FREE: Final = 32
 
 
