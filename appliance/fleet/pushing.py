@@ -38,7 +38,8 @@ from .fleet_host import FleetHost, is_cancelled
 
 log = logging.getLogger(__name__)
 
-PUSH_S: Final = 2.0  # of one write, after which the data connection is used
+PUSH_S: Final = 2.0  # of one write, half of the fetch's time at most: the other half is the data connection's
+HOLDER_SHARE: Final = 0.8  # of the time of the call, in which the holder answers what became of its write
 PAUSE_S: Final = 60.0
 REFUSED_S: Final = 1.0  # where it wrote nothing, which is over
 MAX_WORDS: Final = 200
@@ -154,7 +155,8 @@ class Pushing:
             address=process.address + slot,
             length=num_bytes,
         )
-        push = self._loop.create_task(self._asked(process, host, request))
+        within_s = max(0.0, min(PUSH_S, (deadline_at - now) / 2))
+        push = self._loop.create_task(self._asked(process, host, request, within_s))
         self._pushes.add(push)
         push.add_done_callback(self._pushes.discard)
         is_here = False
@@ -169,13 +171,13 @@ class Pushing:
         return slot if is_here else None
 
     async def _asked(
-        self, process: NixlProcess, host: FleetHost, request: pb.PushBlocksRequest
+        self, process: NixlProcess, host: FleetHost, request: pb.PushBlocksRequest, within_s: float
     ) -> pb.PushBlocksResponse:
         """Return a host's answer to PushBlocks, or one that says what failed."""
         assert host.stub is not None
         expected = process.expect()
         try:
-            answer: pb.PushBlocksResponse = await host.stub.PushBlocks(request, timeout=PUSH_S)
+            answer: pb.PushBlocksResponse = await host.stub.PushBlocks(request, timeout=within_s)
         except grpc.aio.AioRpcError as failure:
             answer = pb.PushBlocksResponse(problem=f"{failure.code().name}, {failure.details()}")
         except (asyncio.CancelledError, grpc.aio.BaseError):
@@ -203,7 +205,9 @@ class Pushing:
 
     # ---------------------------------------------------------------------------------------- holder
 
-    async def push(self, payloads: Sequence[Buffer], request: pb.PushBlocksRequest) -> pb.PushBlocksResponse:
+    async def push(
+        self, payloads: Sequence[Buffer], request: pb.PushBlocksRequest, deadline_at: float
+    ) -> pb.PushBlocksResponse:
         """Write payloads into the memory of another host; nothing reads them afterwards."""
         process = self._process
         if process is None or request.nixl_version != process.version:
@@ -215,7 +219,8 @@ class Pushing:
             return pb.PushBlocksResponse(problem="too much metadata", is_over=True)
         to = Destination(request.metadata, request.address, request.length)
         try:
-            await process.write(payloads, to, PUSH_S)
+            left_s = max(0.0, deadline_at - self._clock())
+            await process.write(payloads, to, min(PUSH_S, HOLDER_SHARE * left_s))
         except NotBegun as failure:
             return pb.PushBlocksResponse(problem=str(failure) or "refused", is_over=True)
         except ConnectionLost as failure:

@@ -201,7 +201,7 @@ class PeerService:
             raise error("NOTHING_THERE", "no such ticket")
         is_sent = is_over = False
         try:
-            answer = await self.pushing.push(ticket.payloads, request)
+            answer = await self.pushing.push(ticket.payloads, request, caller.deadline_at)
             is_sent, is_over = not answer.problem, True
             return answer
         finally:

@@ -73,8 +73,12 @@ class Host:
 
     def put(self, chain: int, identity: NamespaceIdentity = IDENTITY) -> None:
         """Put a chain."""
+        assert self.stores(chain, identity)
+
+    def stores(self, chain: int, identity: NamespaceIdentity = IDENTITY) -> bool:
+        """Put a chain, and return whether all of it is stored; what is being fetched may still fail."""
         with self.client as client:
-            assert client.put(client.register(identity), names_of(chain), data_of(chain)).complete
+            return client.put(client.register(identity), names_of(chain), data_of(chain)).complete
 
     def read(self, chain: int, identity: NamespaceIdentity = IDENTITY) -> int:
         """Read a chain: return how many blocks came, each as it was put."""

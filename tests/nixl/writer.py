@@ -48,6 +48,8 @@ class Writer:
     def write(self, metadata: bytes, address: int, payload: bytes, within_s: float = 10.0) -> str:
         """Write bytes into another process's memory; return what went wrong, empty for nothing."""
         where = Destination(metadata, address, len(payload))
+        if self.process.ended.is_set():
+            return "NotBegun: closed"
         try:
             self.run(self.process.write([memoryview(payload)], where, within_s))
         except (NotBegun, ConnectionLost) as failure:
