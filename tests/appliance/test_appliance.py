@@ -415,6 +415,26 @@ def test_the_planner_s_deadline_becomes_a_tick_in_time() -> None:
     run(main())
 
 
+def test_what_a_step_left_over_is_done_while_a_drain_waits_for_the_end() -> None:
+    """It looks in every turn of the loop, and must not set the due timer anew each time."""
+
+    class LeftOver(ScriptedPlanner):
+        def handle(self, event: ev.Event, now: float) -> list[Instruction]:
+            self.is_busy, self.deadline = False, None
+            return super().handle(event, now)
+
+    async def main() -> None:
+        planner = LeftOver()
+        planner.is_busy, planner.deadline = True, 0.0
+        appliance = build(planner, Recorder())
+        async with asyncio.timeout(2 * SLOW_CALLBACK_S):
+            await appliance.settled()
+        assert planner.told == [ev.Tick()]
+        await appliance.stop()
+
+    run(main())
+
+
 def test_a_deadline_that_moved_away_makes_no_tick() -> None:
     async def main() -> None:
         planner = ScriptedPlanner()
