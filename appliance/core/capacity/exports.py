@@ -5,7 +5,7 @@
               often as reads of the bundle take to save what storing it costs (worth.py): to rent until the
               rent is the price costs at most twice what the best choice does, whatever is used later. Of a
               chain that is computed sooner than the source would bring it nothing is stored. Where no fetch
-              has told how fast that is, one export goes ahead of all others as a trial: it is read back
+              has told how fast that is, one export goes ahead of those it decides on as a trial: it is read back
 
 A bundle is exported out of host memory while all its blocks are there, which they are when they were just
 put or read. Its places are held until the shell has stored it. In flight is at most a share of the put
@@ -102,7 +102,7 @@ class Exports:
         if not self.is_open or self._drained.is_looking:
             return self.is_open
         has_more = self._queue.has_ready or (bool(self._drained) and not self._is_full)
-        return has_more and not self._trial and self.bytes_in_flight < self._most_bytes()
+        return has_more and self.bytes_in_flight < self._most_bytes()
 
     @property
     def num_pending(self) -> int:
@@ -167,7 +167,7 @@ class Exports:
         core, speed = self._core, self._index.store_speed
         if not self._is_prefill_known(namespace) or not speed.is_known(core.now, SPEED_TRUST_S):
             return True
-        fetch_s = speed.fetch_s(num_blocks * namespace.block_bytes, core.now, is_alone=True)
+        fetch_s = speed.alone_s(num_blocks * namespace.block_bytes, core.now, SPEED_TRUST_S)
         return MARGIN * fetch_s < core.costs.recompute_s(namespace.id, 0, num_blocks)
 
     def _is_prefill_known(self, namespace: NamespaceEntry) -> bool:
@@ -202,9 +202,9 @@ class Exports:
             self._drained.feed(self._queue, MAX_STEPS)
             self._is_full = not self._queue.has_ready  # of what failed and waits for its time
         for _ in range(MAX_STEPS):
-            if self._trial or not self._queue.has_ready or self.bytes_in_flight >= self._most_bytes():
+            if not self._queue.has_ready or self.bytes_in_flight >= self._most_bytes():
                 return
-            waiting = self._queue.pop()
+            waiting, self._is_full = self._queue.pop(), False
             row = catalog.row_of(waiting.last)
             if row != NO_ROW:
                 self._begin(row, waiting)
@@ -229,18 +229,22 @@ class Exports:
         if num_bytes > self._most_bytes():
             core.story.count("exports_too_large")
             return
-        if share == "worth" and not (
-            self._is_earned(last, namespace, num_bytes)
-            and (not waiting.num_blocks or self._is_fetched_sooner(namespace, waiting.num_blocks))
+        asks_speed = share == "worth" and waiting.num_blocks > 0
+        if (share == "worth" and not self._is_earned(last, namespace, num_bytes)) or (
+            asks_speed and not self._is_fetched_sooner(namespace, waiting.num_blocks)
         ):
             core.story.count("exports_not_worth")
+            return
+        tenant = tenant_of(namespace.identity.domain)
+        is_trial = asks_speed and self._is_speed_wanted(namespace)
+        if is_trial and self._trial:  # the answer is on its way
+            self._queue.add_later(core.now + RETRY_S, tenant, waiting)
             return
         rows = self._rows(last, size)
         places = self._places(rows, namespace.num_groups)
         if not places:
             core.story.count("exports_not_in_memory")
             return
-        tenant = tenant_of(namespace.identity.domain)
         if not self.budget.allows(num_bytes, core.now, tenant):
             core.story.count("exports_over_budget")
             return
@@ -257,7 +261,7 @@ class Exports:
             (tier, catalog.place[tier][fragment], label)
             for (fragment, tier), label in zip(places, labels, strict=True)
         ]
-        if is_trial := share == "worth" and self._is_speed_wanted(namespace):
+        if is_trial:
             self._trial = self._num_exports
         core.outbox.emit(ExportBundle(self._num_exports, bundle, fragments, is_trial))
 

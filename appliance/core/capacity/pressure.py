@@ -33,8 +33,6 @@ from .victims import Victims, newcomer_of
 #: What copies into a slower tier are called in the story, before the name of the tier that they come from.
 SPILL, COPY_AHEAD, IDLE_COPY = "spill", "copy_ahead", "idle_copy"
 MAX_STEPS = 64  # blocks evicted or spilled per event: about a millisecond
-#: Fragments of one copy, and bytes of one into the cold store: many on their way, as room returns by copies.
-MAX_SPILL_BATCH, MAX_SPILL_BYTES = 32, 4 << 20
 
 
 class Progress(Enum):
@@ -442,9 +440,6 @@ class Pressure:
         spills, self._spills = self._spills, defaultdict(list)
         self._spilled_bytes.clear()
         for (source, target, urgency), moves in spills.items():
-            length = self._core.catalog.length_of(moves[0].fragment) if target == self._log_tier else 1
-            size = min(MAX_SPILL_BATCH, MAX_SPILL_BYTES // length) or 1
-            for first in range(0, len(moves), size):
-                self._copies.start(source, target, moves[first : first + size], urgency, in_one=in_one)
+            self._copies.spill(source, target, moves, urgency, in_one=in_one)
             for move in moves:
                 self._residency.drop(move.fragment, source)

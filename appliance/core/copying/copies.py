@@ -33,6 +33,9 @@ LOST = frozenset(
     }
 )
 
+#: Fragments of one spill, and bytes of one into the cold store at least, where there are more.
+MAX_SPILL_BATCH, MAX_SPILL_BYTES = 32, 4 << 20
+
 Listener: TypeAlias = Callable[[int, Cause | None], None]  # fragment, why it did not arrive
 
 
@@ -131,6 +134,20 @@ class Copies:
         copy = self._begin(batch, deadline_at, client, in_one)
         if urgency > Urgency.QUEUED and target < self._log_tier and source != target:
             self._background[copy] = batch
+
+    def spill(
+        self, source: Tier, target: Tier, moves: Sequence[Move], urgency: Urgency, *, in_one: bool
+    ) -> None:
+        """Queue copies down: into the cold store many of MAX_SPILL_BYTES, as room returns copy by copy."""
+        most_bytes = MAX_SPILL_BYTES if target == self._log_tier else float("inf")
+        batch: list[Move] = []
+        num_bytes = 0
+        for move in moves:
+            batch.append(move)
+            num_bytes += self._core.catalog.length_of(move.fragment)
+            if len(batch) == MAX_SPILL_BATCH or num_bytes >= most_bytes or move is moves[-1]:
+                self.start(source, target, batch, urgency, in_one=in_one)
+                batch, num_bytes = [], 0
 
     def start_run(
         self, run: FreshRun, spans: Sequence[tuple[int, int]], urgency: Urgency, client: int, owner: "Owner"

@@ -50,14 +50,19 @@ class SourceSpeed:
         """Return whether a fetch was measured in the last `trust_s` seconds."""
         return now - self._measured_at <= trust_s
 
-    def bytes_per_s(self, now: float) -> float:
-        """Return the speed to expect; what was slow once is tried again after TRUST_S."""
-        return self._bytes_per_s if self.is_known(now) else max(self._bytes_per_s, DEFAULT_BYTES_PER_S)
+    def bytes_per_s(self, now: float, trust_s: float = TRUST_S) -> float:
+        """Return the speed to expect; what was slow once is tried again after `trust_s`."""
+        is_known = self.is_known(now, trust_s)
+        return self._bytes_per_s if is_known else max(self._bytes_per_s, DEFAULT_BYTES_PER_S)
 
-    def fetch_s(self, num_bytes: int, now: float, tenant: str = "", *, is_alone: bool = False) -> float:
-        """Return how long so many bytes of a tenant take beside all that is on its way, unless `is_alone`."""
-        ahead_bytes = 0 if is_alone else self._ahead_bytes(num_bytes, tenant)
-        return self._latency_s + (ahead_bytes + num_bytes) / self.bytes_per_s(now)
+    def fetch_s(self, num_bytes: int, now: float, tenant: str = "") -> float:
+        """Return how long so many bytes of a tenant take beside all that is on its way."""
+        return self._latency_s + (self._ahead_bytes(num_bytes, tenant) + num_bytes) / self.bytes_per_s(now)
+
+    def alone_s(self, num_bytes: int, now: float, trust_s: float = TRUST_S) -> float:
+        """Return how long so many bytes take with nothing else on its way, by what was measured in the last
+        `trust_s` seconds."""
+        return self._latency_s + num_bytes / self.bytes_per_s(now, trust_s)
 
     def _ahead_bytes(self, num_bytes: int, tenant: str) -> int:
         """Return what goes before the end of `num_bytes` more of a tenant: what it has on its way,

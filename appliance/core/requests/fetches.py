@@ -333,7 +333,7 @@ class Fetches:
         costs, num_blocks = self._core.costs, self._index.num_blocks(namespace)
         if costs.prefill_speed(namespace.id)[1] == "geometry":
             return None
-        fetch_s = self._store.fetch_s(num_blocks * namespace.block_bytes, self._core.now, is_alone=True)
+        fetch_s = self._store.alone_s(num_blocks * namespace.block_bytes, self._core.now)
         return fetch_s, costs.recompute_s(namespace.id, 0, num_blocks)
 
     def _speed_of(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int) -> SourceSpeed:
@@ -365,7 +365,7 @@ class Fetches:
 
     def host_fetch_s(self, num_bytes: int) -> float:
         """Return how long so many bytes of another host take on a link with nothing else on it."""
-        return self.host_speed.fetch_s(num_bytes, self._core.now, is_alone=True)
+        return self.host_speed.alone_s(num_bytes, self._core.now)
 
     def search_s(self, namespace_id: int, names: Sequence[bytes], num_stored: int) -> float:
         """Return how long the search that is under way for a chain may be waited for; 0 when there is none.

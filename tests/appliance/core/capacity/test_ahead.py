@@ -1,18 +1,20 @@
 """Copies into the cold store before memory needs the room: mode idle and its budget, mode through."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.capacity import pressure
 from kvtier.appliance.core.capacity.dirty import COMPLETE_LOOKS, Dirty
+from kvtier.appliance.core.copying import copies
 from kvtier.appliance.core.instructions import Copy
 from kvtier.appliance.core.options import PlannerOptions, TenantQuota
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import NamespaceIdentity, Tier
 
+from .. import rig as core_rig
 from ..rig import CLIENT, GEOMETRY, RECORD_BYTES, STORED, Rig, hashes
 
 BLOCK_BYTES = GEOMETRY.num_groups * RECORD_BYTES  # of the records of one
@@ -27,8 +29,8 @@ def rig_of(write: str = "idle", dram_blocks: int = 10, num_segments: int = 8, **
 
 def land_puts(rig: Rig) -> None:
     """End the copies into dram, those that follow in further steps too, and no others."""
-    while copies := [copy for copy in rig.copies if copy.source is None]:
-        rig.finish(copies[0])
+    while arriving := [copy for copy in rig.copies if copy.source is None]:
+        rig.finish(arriving[0])
         if rig.planner.is_busy:
             rig.tick()
 
@@ -419,12 +421,16 @@ def test_through_copies_a_put_as_soon_as_it_was_answered() -> None:
 
 
 def test_room_returns_copy_by_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pressure, "MAX_SPILL_BYTES", 2 * GEOMETRY.fragment_bytes[0])
+    """A copy is cut by the bytes that it has, where fragments of 16 and of 4 KiB take turns."""
+    monkeypatch.setattr(core_rig, "GEOMETRY", replace(GEOMETRY, num_layers=5))
+    monkeypatch.setattr(copies, "MAX_SPILL_BYTES", 24 << 10)
     rig = rig_of("through")
     rig.start_put(hashes("a", 6))
     land_puts(rig)
     assert num_written(rig) == 6
-    assert {len(copy.items) for copy in copies_down(rig)} == {2}
+    *sizes, _ = [sum(item.label.raw_length for item in copy.items) for copy in copies_down(rig)]
+    assert sizes
+    assert all(24 << 10 <= size < 40 << 10 for size in sizes)
     rig.settle()
 
 

@@ -33,7 +33,7 @@ def test_what_was_ahead_of_a_fetch_counts_for_its_time() -> None:
     speed = SourceSpeed(STORE_LATENCY_S)
     first, second = speed.began(100 * MB, 0.0), speed.began(100 * MB, 0.0)
     assert speed.fetch_s(0, 0.0) == pytest.approx(STORE_LATENCY_S + 1.0)
-    assert speed.fetch_s(0, 0.0, is_alone=True) == STORE_LATENCY_S
+    assert speed.alone_s(0, 0.0) == STORE_LATENCY_S
     speed.ended(first, 100 * MB, 100 * MB, False, STORE_LATENCY_S + 0.5)
     speed.ended(second, 100 * MB, 100 * MB, False, STORE_LATENCY_S + 1.0)
     assert speed.bytes_per_s(1.0) == pytest.approx(DEFAULT_BYTES_PER_S)
