@@ -39,6 +39,7 @@ from .fleet_host import FleetHost, is_cancelled
 log = logging.getLogger(__name__)
 
 PUSH_S: Final = 2.0  # of one write, half of the fetch's time at most: the other half is the data connection's
+LEAST_S: Final = 0.2  # with less no push is tried: one that is late costs a slot
 HOLDER_SHARE: Final = 0.8  # of the time of the call, in which the holder answers what became of its write
 PAUSE_S: Final = 60.0
 REFUSED_S: Final = 1.0  # where it wrote nothing, which is over
@@ -145,8 +146,10 @@ class Pushing:
     ) -> int | None:
         """Return the landing slot that has what a ticket stands for; None when nothing came."""
         now = self._clock()
+        within_s = min(PUSH_S, (deadline_at - now) / 2)
         is_usable = ticket.nixl_version == process.version and now >= host.push_after
-        if not is_usable or num_bytes > SLOT_BYTES or (slot := process.landing.take()) is None:
+        fits = num_bytes <= SLOT_BYTES and within_s >= LEAST_S
+        if not (is_usable and fits) or (slot := process.landing.take()) is None:
             return None
         request = pb.PushBlocksRequest(
             ticket=ticket.ticket,
@@ -155,7 +158,6 @@ class Pushing:
             address=process.address + slot,
             length=num_bytes,
         )
-        within_s = max(0.0, min(PUSH_S, (deadline_at - now) / 2))
         push = self._loop.create_task(self._asked(process, host, request, within_s))
         self._pushes.add(push)
         push.add_done_callback(self._pushes.discard)

@@ -199,13 +199,13 @@ class PeerService:
         ticket = self.take(request.ticket)
         if ticket is None or self.pushing is None:
             raise error("NOTHING_THERE", "no such ticket")
-        is_sent = is_over = False
+        is_sent = False
         try:
             answer = await self.pushing.push(ticket.payloads, request, caller.deadline_at)
-            is_sent, is_over = not answer.problem, True
+            is_sent = not answer.problem
             return answer
-        finally:
-            if is_sent or not is_over:
+        finally:  # also of a call that was given up: nothing reads the payloads any more
+            if is_sent:
                 self.end(ticket, is_sent)
             else:
                 self._give_back(ticket)

@@ -125,6 +125,18 @@ class FairQueue(Generic[B]):
         self._len -= 1
         return batch
 
+    def refund(self, batch: B) -> None:
+        """Charge a tenant nothing for a batch, the rest of one that was popped, which comes back."""
+        one = self._classes[batch.key[0]]
+        tag = one.tags.get(batch.tenant)
+        if tag is None:
+            return  # forgotten: nothing waits that it could be behind
+        tag = max(one.virtual_time, tag - batch.num_bytes / self._shares.weight(batch.tenant))
+        one.tags[batch.tenant] = tag
+        if batch.tenant in one.waiting:
+            one.turns = [(tag if turn[2] == batch.tenant else turn[0], *turn[1:]) for turn in one.turns]
+            heapq.heapify(one.turns)
+
     def take(self, wanted: Callable[[B], bool]) -> list[B]:
         """Remove and return the wanted batches, by key. They cost their tenants nothing."""
         taken: list[B] = []

@@ -300,8 +300,7 @@ class Mover:
             route = self._route(lane.edge, batch.job.copy.client)
             assert route is not None, "detach takes what is queued"
             lane.begin(batch, self._clock())
-            one_bytes = batch.items[0].label.raw_length  # of these at least one goes in a turn
-            if self._takes_turns and route.inline is not None and one_bytes <= 2 * _turn_bytes(lane):
+            if self._takes_turns and route.inline is not None and _fits_turns(lane, batch):
                 self._loop.call_soon(self._take_turn, lane, batch, route.inline)
                 return
             future = route.copier.start(batch.items)
@@ -339,7 +338,8 @@ class Mover:
         elif self._is_stopping:
             self._end(lane, batch, Cause.CANCELLED)
         else:
-            lane.queue.push(batch)
+            lane.queue.refund(batch)
+            lane.put_back([batch])
 
     def _on_done(self, lane: EdgeQueue, batch: CopyBatch, future: "Future[list[CopyOutcome]]") -> None:
         """Called by a worker thread: remember the completion, wake the loop once for all of them."""
@@ -403,6 +403,11 @@ def _turn_bytes(lane: EdgeQueue) -> int:
     """Return what is copied in one turn of the loop: others copy, too, and memory is shared with them."""
     speed = lane.meter.bandwidth_bytes_per_s or TURN_BYTES / TURN_S
     return max(INLINE_BYTES, min(TURN_BYTES, int(speed * TURN_S)))
+
+
+def _fits_turns(lane: EdgeQueue, batch: CopyBatch) -> bool:
+    """Return whether each item of a batch is short enough for the loop: at least one goes in a turn."""
+    return max([item.label.raw_length for item in batch.items]) <= 2 * _turn_bytes(lane)
 
 
 def bytes_of(items: Sequence[CopyItem]) -> int:

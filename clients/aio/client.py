@@ -238,7 +238,8 @@ class AsyncClient(AsyncDriver):
         """Promote the stored prefix before it is asked for. Returns at once.
 
         Without a namespace it is promoted in all of this client's isolation domain: what a router asks that
-        knows a prompt's names, and not what engines run (`vllm.names.block_names`)."""
+        knows a prompt's names, and not what engines run (`vllm.names.block_names`). Namespaces that have the
+        first block then divide the 4,096 of a request, and `num_blocks` goes no further."""
         return await self.run(partial(self.operations.prefetch, namespace, hashes, target, deadline_s))
 
     async def session(

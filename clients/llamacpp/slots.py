@@ -42,16 +42,17 @@ FORMAT = 1  # of a block; raise it when the same bytes would mean something else
 MAGIC, VERSION = 0x67677371, 3
 TOKENS_VERSION = 1
 NO_TEXT = bytes(4)  # an architecture of no letters
-UNKNOWN_STATE, NO_SERVER = "UNKNOWN_STATE", "NO_SERVER"  # causes of a miss
+UNKNOWN_STATE, NO_SERVER, OTHER_SERVER = "UNKNOWN_STATE", "NO_SERVER", "OTHER_SERVER"  # causes of a miss
 TIMEOUT_S = 60.0
 
 
 class ServerSlots:
     """Slot 0 of a running llama-server. `folder` is its `--slot-save-path`, best in memory (/dev/shm).
 
-    `model` is the GGUF it serves; `variant` says what else changes its KV (rope settings, adapters). Raises
+    `model` is the GGUF it serves; `variant` says what else changes its KV (rope settings). Raises
     UnsupportedState where the model's state is not one row of tokens, OSError where the server does not
-    answer. Afterwards a daemon or server in trouble is a miss."""
+    answer. Afterwards a daemon or server in trouble is a miss, and so is a server that came to be another:
+    of another build or model, or with other adapters."""
 
     def __init__(
         self,
@@ -67,9 +68,10 @@ class ServerSlots:
         self.guard = Guard("kvtier.llamacpp")
         self._server, self._file = server, Path(folder) / f"kvtier-{uuid4().hex}.bin"
         self._frame = token_frame(block_tokens)
+        self._about = self._asked()
         self._post("/completion", {"prompt": [1, 2, 3], "n_predict": 1, "id_slot": 0, "cache_prompt": False})
         self._post("/slots/0?action=save", {"filename": self._file.name})
-        self.layout = layout_of(self._read()[1])
+        self.layout = layout_of(self._written()[1])
         options = ChainOptions(target=target, name="llama-server", variant=variant)
         self.identity = self._identity(Path(model), variant)
         self._store = ChainStore.at(options, self.guard, options.load_timeout_s, options.staging_bytes)
@@ -78,20 +80,21 @@ class ServerSlots:
     def restore(self, tokens: Sequence[int]) -> int:
         """Put the longest stored beginning of a prompt into the slot, in the place of what it has.
 
-        Returns how many tokens that are; with 0 the slot is as it was."""
+        Returns how many tokens that are. With 0 the slot is as it was, or empty where the server failed."""
         names = prefix_hashes(self._frame, np.asarray(tokens[:-1], np.int64))
         num_found = self._store.num_available(self.identity, names) if names else 0
         blocks = np.empty((num_found, self.block_tokens * self.layout.token_bytes), np.uint8)
         num_loaded = self._store.load(self.identity, names[:num_found], list(blocks)) if num_found else 0
-        if not num_loaded:
+        if not num_loaded or not self._is_same():
             return 0
         num_tokens = num_loaded * self.block_tokens
         head = struct.pack("<III", MAGIC, VERSION, num_tokens)
         state = self.layout.join(blocks[:num_loaded], self.block_tokens)[len(NO_TEXT) :]
-        self._file.write_bytes(head + np.asarray(tokens[:num_tokens], "<i4").tobytes() + state.tobytes())
-        is_restored = self._act("restore")
-        self._file.unlink()
-        return num_tokens if is_restored else 0
+        try:
+            self._file.write_bytes(head + np.asarray(tokens[:num_tokens], "<i4").tobytes() + state.tobytes())
+            return num_tokens if self._act("restore") else 0
+        finally:
+            self._file.unlink(missing_ok=True)
 
     @harmless(lambda *_: 0)
     def save(self) -> int:
@@ -99,7 +102,9 @@ class ServerSlots:
         if not self._act("save"):
             return 0
         try:
-            tokens, state = self._read()
+            tokens, state = self._written()
+            if not self._is_same():  # asked now: of what wrote this
+                return 0
             if layout_of(state) != self.layout:
                 raise UnsupportedState("not the layout that this server began with")
         except UnsupportedState:
@@ -121,7 +126,23 @@ class ServerSlots:
 
     # ---------------------------------------------------------------------------------- internals
 
-    def _read(self) -> tuple[Bytes, Bytes]:
+    def _is_same(self) -> bool:
+        """Return whether the server is what it was in the beginning."""
+        try:
+            is_same = self._asked() == self._about
+        except OSError:
+            self.guard.count(NO_SERVER)
+            return False
+        if not is_same:
+            self.guard.count(OTHER_SERVER)
+        return is_same
+
+    def _asked(self) -> tuple[str, str, Any]:
+        """Return what the server says that it is: build, path of the model, adapters with their scales."""
+        told = self._get("/props")
+        return told.get("build_info", ""), told.get("model_path", ""), self._get("/lora-adapters")
+
+    def _written(self) -> tuple[Bytes, Bytes]:
         """Return tokens (i4) and state of the file that the server wrote. Raises UnsupportedState."""
         written = np.fromfile(self._file, np.uint8)
         self._file.unlink()
@@ -153,12 +174,16 @@ class ServerSlots:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read())
 
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(self._server + path, timeout=TIMEOUT_S) as answer:
+            return json.loads(answer.read())
+
     def _identity(self, model: Path, variant: str) -> NamespaceIdentity:
-        with urllib.request.urlopen(self._server + "/props", timeout=TIMEOUT_S) as answer:
-            build = json.loads(answer.read()).get("build_info", "")
+        build, _, adapters = self._about
         facts = {
             "format": FORMAT,
             "build": build,
+            "adapters": adapters,
             "layout": {**asdict(self.layout), "architecture": ""},
             "block_tokens": self.block_tokens,
             "variant": variant,

@@ -29,6 +29,10 @@ class Server:
 
     def __init__(self, model: Path, folder: Path, packs: bool) -> None:
         self.llm, self.folder, self.packs = llama(model), folder, packs
+        self.about: dict[str, Any] = {
+            "/props": {"build_info": "b1", "model_path": model.name},
+            "/lora-adapters": [{"id": 0, "path": "a.gguf", "scale": 0.0}],
+        }
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         if not body.get("cache_prompt", True):
@@ -59,14 +63,14 @@ class Server:
 def serving(server: Server) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._tell({"build_info": "b1"})
+            self._tell(server.about[self.path])
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             _, _, action = self.path.partition("?action=")
             self._tell(server.act(action, body["filename"]) if action else server.complete(body))
 
-        def _tell(self, said: dict[str, Any]) -> None:
+        def _tell(self, said: Any) -> None:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps(said).encode())
@@ -110,4 +114,29 @@ def test_another_server_goes_on_where_one_stopped(
         slots.close()
     assert (slots.restore(prompt), slots.save()) == (0, 0), "the server is gone"
     assert slots.guard.causes["NO_SERVER"] == 1
+    assert not list(tmp_path.glob("kvtier-*.bin"))
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/props", {"build_info": "b1", "model_path": "fine-tuned.gguf"}),
+        ("/props", {"build_info": "b2", "model_path": "tiny.gguf"}),
+        ("/lora-adapters", [{"id": 0, "path": "a.gguf", "scale": 1.0}]),
+    ],
+    ids=["another model", "another build", "another scale"],
+)
+def test_a_server_that_came_to_be_another_stores_and_gets_nothing(
+    model: Path, daemon: Daemon, tmp_path: Path, path: str, told: Any
+) -> None:
+    prompt = words(1, 100)
+    with serving(server := Server(model, tmp_path, packs=True)) as url:
+        slots = ServerSlots(url, tmp_path, model, daemon.target, block_tokens=BLOCK_TOKENS)
+        server.complete({"prompt": prompt, "n_predict": 1})
+        assert slots.save() > 0
+        server.about[path] = told
+        server.complete({"prompt": words(2, 100), "n_predict": 1})
+        assert (slots.restore(prompt), slots.save()) == (0, 0)
+        assert slots.guard.causes["OTHER_SERVER"] == 2
+        slots.close()
     assert not list(tmp_path.glob("kvtier-*.bin"))

@@ -5,7 +5,7 @@
               often as reads of the bundle take to save what storing it costs (worth.py): to rent until the
               rent is the price costs at most twice what the best choice does, whatever is used later. Of a
               chain that is computed sooner than the source would bring it nothing is stored. Where no fetch
-              has told how fast that is, one export goes ahead of those it decides on as a trial: it is read back
+              has told how fast that is, the first export is a trial, which is read back; other such ones wait
 
 A bundle is exported out of host memory while all its blocks are there, which they are when they were just
 put or read. Its places are held until the shell has stored it. In flight is at most a share of the put

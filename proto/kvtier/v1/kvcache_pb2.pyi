@@ -1161,7 +1161,7 @@ class PrefetchRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     namespace_id: _builtins.int
-    """0: all of the caller's isolation domain, for callers that only know names"""
+    """0: all of the caller's isolation domain, which divide the blocks of a request"""
     prefix_hashes: _builtins.bytes
     target: _types_pb2.Tier.ValueType
     """0 means dram"""
@@ -1190,7 +1190,7 @@ class PrefetchResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_PROMOTED_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
-    """stored prefix, the longest one of all namespaces"""
+    """stored prefix, the longest one; without a namespace as far as each was looked at"""
     num_promoted: _builtins.int
     """blocks a promotion was queued for, of all namespaces"""
     def __init__(

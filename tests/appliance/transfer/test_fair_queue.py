@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -80,10 +80,11 @@ def test_two_who_always_have_work_get_what_their_shares_say() -> None:
     assert served["large"] / served["small"] == pytest.approx(3.0, rel=0.02)
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_fair_whatever_the_pieces_are(seed: int) -> None:
+def test_fair_whatever_the_pieces_are(seed: int, comes_back: bool) -> None:
     """Four tenants, pieces of all sizes, refilled as they go: the bound of the paper holds at every moment at
-    which all of them wait."""
+    which all of them wait. `comes_back`: what is left of large ones after a mebibyte, as after a turn."""
     rng = random.Random(seed)
     print(f"seed {seed}")
     weights = {"a": 1.0, "b": 2.0, "c": 5.0, "d": 0.5}
@@ -93,8 +94,15 @@ def test_fair_whatever_the_pieces_are(seed: int) -> None:
             bench.push(tenant, rng.randint(1, 4 * MIB))
     for _ in range(2_000):
         piece = bench.pop()
-        served[piece.tenant] += piece.num_bytes
-        bench.push(piece.tenant, rng.randint(1, 4 * MIB))
+        if comes_back and piece.num_bytes > MIB:
+            rest = replace(piece, num_bytes=piece.num_bytes - MIB)
+            bench.queue.refund(rest)
+            bench.check()
+            bench.queue.push(rest)
+            served[piece.tenant] += MIB
+        else:
+            served[piece.tenant] += piece.num_bytes
+            bench.push(piece.tenant, rng.randint(1, 4 * MIB))
         per_weight = {tenant: served[tenant] / weight for tenant, weight in weights.items()}
         for one, other in (("a", "b"), ("c", "d"), ("a", "d"), ("b", "c")):
             bound = 4 * MIB / weights[one] + 4 * MIB / weights[other]

@@ -305,8 +305,10 @@ def test_where_processors_are_few_long_puts_take_turns_with_others_on_the_loop()
         assert num_copied == [16, 32, 48, 56], "one batch of 16 MiB a turn, after the one before"
         assert bench.finished()[2] == [None] * 40
         assert not copier.running, "no thread had a part in it"
-        bench.mover.start(copy(3, STAGING_EDGE, 1, num_bytes=33 << 20, client=7))
-        assert [len(items) for items, _ in copier.running] == [1], "too long for the loop"
+        short, long = copy(3, STAGING_EDGE, 2, num_bytes=33 << 20, client=7).items
+        short.label.raw_length = 64 << 10
+        bench.mover.start(Copy(3, None, Tier.DRAM, [short, long], Urgency.PREFILL, float("inf"), 7))
+        assert [len(items) for items, _ in copier.running] == [2], "one is too long for the loop"
         copier.end()
         await turns()
         bench.check()
