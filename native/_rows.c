@@ -166,6 +166,20 @@ static int read_change(PyObject *args, PyObject **list, Py_buffer *counts, PyObj
     return -1;
 }
 
+/* Read one name of a change and its row. Return 0 with an error set. */
+static int read_entry(row_parts *parts, PyObject *names, PyObject *rows, Py_ssize_t i, wanted_name *wanted,
+                      uint64_t *row) {
+    return read_number(PyTuple_GetItem(rows, i), "row", MAX_ROW, row) == 0 &&
+           want(parts, PyTuple_GetItem(names, i), wanted) == 0;
+}
+
+static void end_change(row_parts *parts, Py_buffer *counts, PyObject *names, PyObject *rows) {
+    end_parts(parts);
+    Py_DECREF(names);
+    Py_DECREF(rows);
+    PyBuffer_Release(counts);
+}
+
 const char set_rows_doc[] =
     "set_rows(parts, counts, names, rows, first, /)\n--\n\n"
     "Enter names that are in no part, from number `first` on. Return the number of the first that has no room,\n"
@@ -183,8 +197,7 @@ PyObject *set_rows(PyObject *module, PyObject *args) {
     for (; i < PyTuple_Size(names); i++) {
         wanted_name wanted;
         uint64_t row;
-        is_valid = read_number(PyTuple_GetItem(rows, i), "row", MAX_ROW, &row) == 0 &&
-                   want(&parts, PyTuple_GetItem(names, i), &wanted) == 0;
+        is_valid = read_entry(&parts, names, rows, i, &wanted, &row);
         if (!is_valid) break;
         uint32_t *count = (uint32_t *)counts.buf + wanted.part;
         if (!wanted.entries || *count >= (wanted.mask + 1) / 4 * 3) break;
@@ -194,10 +207,7 @@ PyObject *set_rows(PyObject *module, PyObject *args) {
         wanted.entries[wanted.at] = wanted.hash << 32 | (row + 1);
         ++*count;
     }
-    end_parts(&parts);
-    Py_DECREF(names);
-    Py_DECREF(rows);
-    PyBuffer_Release(&counts);
+    end_change(&parts, &counts, names, rows);
     return is_valid ? PyLong_FromSsize_t(i) : NULL;
 }
 
@@ -230,8 +240,7 @@ PyObject *remove_rows(PyObject *module, PyObject *args) {
     for (Py_ssize_t i = first; is_valid && i < PyTuple_Size(names); i++) {
         wanted_name wanted;
         uint64_t row;
-        is_valid = read_number(PyTuple_GetItem(rows, i), "row", MAX_ROW, &row) == 0 &&
-                   want(&parts, PyTuple_GetItem(names, i), &wanted) == 0;
+        is_valid = read_entry(&parts, names, rows, i, &wanted, &row);
         int64_t found = is_valid ? next_alike(&wanted) : -1;
         while (found >= 0 && found != (int64_t)row) found = next_alike(&wanted);
         if (!is_valid) break;
@@ -244,10 +253,7 @@ PyObject *remove_rows(PyObject *module, PyObject *args) {
             --*count;
         }
     }
-    end_parts(&parts);
-    Py_DECREF(names);
-    Py_DECREF(rows);
-    PyBuffer_Release(&counts);
+    end_change(&parts, &counts, names, rows);
     if (!is_valid) return NULL;
     Py_RETURN_NONE;
 }

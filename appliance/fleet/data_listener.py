@@ -17,10 +17,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Final
 
-from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, bound_waits, break_off
+from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, bound_waits, break_off, settled
 from ...sources.peers.sending import send_payloads
 from ...tiers.codecs.streaming import CHECKSUM_BYTES, Encoded, StreamChoice, StreamEncoder
 from ..errors import StartError
@@ -178,13 +177,7 @@ class DataListener:
 
     async def _in_turn(self, step: Callable[[], None]) -> None:
         """Run a step of a handshake in the thread of all handshakes. Its socket stays open until it ended."""
-        running = self._loop.run_in_executor(self._prover, step)
-        try:
-            await asyncio.shield(running)
-        finally:
-            while not running.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([running])
+        await settled(self._loop.run_in_executor(self._prover, step))
 
     async def _read_ticket(self, connection: socket.socket) -> bytes:
         found = b""

@@ -13,6 +13,7 @@ The last byte matters: what `sendfile` handed to the kernel is read from the slo
 arrived, so they may not be used for other blocks before that.
 """
 
+import asyncio
 import select
 import socket
 import ssl
@@ -32,6 +33,16 @@ WAITED: Final = (BlockingIOError, InterruptedError, TimeoutError)
 
 class ConnectionLost(Exception):
     """The other end closed, broke or stopped; the message says which."""
+
+
+async def settled(running: "asyncio.Future[None]") -> None:
+    """Wait for a thread's work: in any case, also cancelled, until it reads and writes nothing more."""
+    try:
+        await asyncio.shield(running)
+    finally:
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
 
 
 def bound_waits(connection: socket.socket) -> None:

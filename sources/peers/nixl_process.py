@@ -18,13 +18,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...tiers.base import Buffer
 from ...tiers.payload import copy
-from .connection import ConnectionLost
+from .connection import ConnectionLost, settled
 from .nixl_child import MAX_MESSAGE_BYTES, NIXL_VERSION, PACKAGE
 
 SLOT_BYTES: Final = 64 << 20  # as large as a bundle
@@ -115,7 +114,7 @@ class NixlProcess:
         self._loop.add_reader(self._control, self._read)
         try:
             with self._theirs:
-                await _settled(self._loop.run_in_executor(self._copiers, self._spawn))
+                await settled(self._loop.run_in_executor(self._copiers, self._spawn))
             async with asyncio.timeout(START_S):
                 hello = await self._hello
             self.metadata, self.address = bytes.fromhex(hello["metadata"]), int(hello["address"])
@@ -145,7 +144,7 @@ class NixlProcess:
         try:
             into = self.outgoing.view(slot, to.length)
             copying = self._loop.run_in_executor(self._copiers, _copy_all, into, payloads)
-            await _settled(copying)
+            await settled(copying)
             number = next(self._numbers)
             answer = self._answers[number] = self._loop.create_future()
             where = {"metadata": to.metadata.hex(), "start": slot, "address": to.address, "length": to.length}
@@ -244,13 +243,3 @@ def _copy_all(into: memoryview, payloads: Sequence[Buffer]) -> None:
     for payload in payloads:
         copy(into[at : at + len(payload)], payload)
         at += len(payload)
-
-
-async def _settled(running: "asyncio.Future[None]") -> None:
-    """Wait for a thread's work, and in any case until it reads and writes nothing more."""
-    try:
-        await asyncio.shield(running)
-    finally:
-        while not running.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([running])
