@@ -60,8 +60,7 @@ class SourceSpeed:
         return self._latency_s + (self._ahead_bytes(num_bytes, tenant) + num_bytes) / self.bytes_per_s(now)
 
     def alone_s(self, num_bytes: int, now: float, trust_s: float = TRUST_S) -> float:
-        """Return how long so many bytes take with nothing else on its way, by what was measured in the last
-        `trust_s` seconds."""
+        """Return how long so many bytes take alone, by what was measured in the last `trust_s` seconds."""
         return self._latency_s + num_bytes / self.bytes_per_s(now, trust_s)
 
     def _ahead_bytes(self, num_bytes: int, tenant: str) -> int:
