@@ -235,9 +235,13 @@ def long_steps(path: Path, since: float) -> str:
         (one for one in lines if "cpu_s" in one and one["at"] > since), key=lambda one: -one["cpu_s"]
     )
     num_long = sum(one["cpu_s"] > HOLD_S for one in steps)
-    words = [f"{one['cpu_s'] * 1e3:.1f} ms ({one['seconds'] * 1e3:.1f}) {one['what']}" for one in steps[:5]]
+    words = [
+        "{:.1f} ms ({:.1f}, {:.1f}) ".format(*(one[of] * 1e3 for of in ("cpu_s", "seconds", "collector_s")))
+        + one["what"]
+        for one in steps[:5]
+    ]
     told = f"{num_long} of {sum(num_steps.values())} steps of the event loops took the processor above 5 ms"
-    return "\n  ".join([f"{told}; the longest, and their time on the clock:", *words])
+    return "\n  ".join([f"{told}; the longest, their time on the clock and in Python's collector:", *words])
 
 
 def shown(rows: Sequence[Row]) -> str:

@@ -17,10 +17,12 @@ of erased tenants, too. While a tenant is being erased nothing of it is exported
 
 import asyncio
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -104,7 +106,7 @@ class ObjectEdge:
         self._deliver = deliver
         self._clock = clock
         self._now_s = now_s
-        self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 1, thread_name_prefix="kvtier-object")
+        self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 1, "kvtier-object", initializer=_step_behind)
         self._transfer: BundleTransfer | None = None
         self._store: ObjectStore | None = None
         self._queues: dict[type[Work], TenantTurns[Work]] = {kind: TenantTurns() for kind in KINDS}
@@ -189,8 +191,6 @@ class ObjectEdge:
         failure = future.exception()
         if isinstance(failure, StoreError):
             return log.warning("object store %s: its keys were not listed: %s", self._address, failure)
-        if failure is not None:
-            raise failure
         if future.result():
             log.info("object store %s: %d data keys wrapped anew", self._address, future.result())
         assert self.keys is not None
@@ -210,14 +210,10 @@ class ObjectEdge:
         """Destroy the key of a tenant that is barred, then delete its bundles; return how many there were.
         No export of it is under way afterwards. Raises StoreError; the key may be destroyed then."""
         try:
-            return await asyncio.to_thread(self._erase, tenant)
+            return await asyncio.to_thread(lambda: erase_tenant(self._opened(), tenant))
         finally:
             while self._exporting[tenant]:
                 await self.export_ended()
-
-    def _erase(self, tenant: str) -> int:
-        """Blocks."""
-        return erase_tenant(self._opened(), tenant)
 
     def admit(self, tenant: str) -> None:
         """Let a tenant be exported again, under another key."""
@@ -328,13 +324,11 @@ class ObjectEdge:
             if not self._is_stopping:
                 then(future)
 
-        self._pool.submit(task).add_done_callback(
-            lambda future: (
-                None
-                if future.cancelled() or self._is_stopping
-                else self._loop.call_soon_threadsafe(on_loop, future)
-            )
-        )
+        def ended(future: "Future[Any]") -> None:
+            if not (future.cancelled() or self._is_stopping):
+                self._loop.call_soon_threadsafe(on_loop, future)
+
+        self._pool.submit(task).add_done_callback(ended)
 
     def _run(self, work: Work) -> "ChainFound | tuple[int, float] | _Fetched":
         """In a thread: carry out an instruction. Raises StoreError, CopyError and BundleError."""
@@ -414,6 +408,13 @@ class ObjectEdge:
         for copy, items in fetch.batches:
             if copy in copies:
                 self._deliver(CopyFinished(copy, [CopyOutcome(cause)] * len(items)))
+
+
+def _step_behind() -> None:
+    """Let this thread, and those that the client library starts from it, never take the processor from a
+    thread that runs: local calls beside exports took 12 % longer. Their share of it stays the same."""
+    with suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 @dataclass(slots=True)

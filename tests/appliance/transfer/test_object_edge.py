@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,6 +84,27 @@ def test_a_trial_says_how_soon_the_store_brings_it_back(tmp_path: Path) -> None:
         await closed(host)
 
     run(scene())
+
+
+def test_what_talks_to_the_store_takes_the_processor_from_no_running_thread(tmp_path: Path) -> None:
+    policies: list[int] = []
+
+    async def scene() -> None:
+        host = Host(tmp_path)
+        await host.open()
+        create = host.store.create
+
+        def noting(key: str, payload: Any) -> bool:
+            policies.append(os.sched_getscheduler(0))
+            return create(key, payload)
+
+        host.store.create = noting  # type: ignore[method-assign]
+        host.edge.execute(host.filled())
+        assert (await host.last(ExportFinished)).is_stored
+        await closed(host)
+
+    run(scene())
+    assert policies == [os.SCHED_BATCH]
 
 
 def test_memory_that_is_not_what_was_put_is_not_stored(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ run dir = {folder}/run
 log file = {folder}/run/$name.log
 admin socket = {folder}/run/$name.asok
 mon data = {folder}/mon
+mon data avail crit = 1
 osd data = {folder}/osd
 mgr data = {folder}/mgr
 osd objectstore = bluestore
