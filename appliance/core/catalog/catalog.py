@@ -21,6 +21,7 @@ from ....policies.base import DEFAULT_PRIORITY
 from ....tiers.block import NO_PLACE, NO_SESSION, FragmentLabel, NamespaceIdentity, Tier
 from ....tiers.ladder import STANDARD, Ladder
 from ..encodings import AS_IT_IS, Encodings
+from .columns import append, renew
 from .states import State
 from .table import BlockTable, block_table
 
@@ -29,12 +30,6 @@ NO_ROW: Final = -1
 AWAITED_PRIORITY: Final = 60
 STALE_PRIORITY: Final = 10
 GROWTH: Final = 1024  # rows added at a time: growing by one costs as much as filling one
-
-
-def _append(columns: "Sequence[array[Any]]", value: int, count: int) -> None:
-    """Append `count` times `value` to each column."""
-    for column in columns:
-        column.extend(array(column.typecode, [value]) * count)
 
 
 @dataclass(slots=True)
@@ -423,12 +418,14 @@ class Catalog:
             *self.num_holds,
             *self.num_children_placed,
         )
-        _append(links, NO_ROW, GROWTH)
-        _append(counts, 0, GROWTH)
+        append(links, NO_ROW, GROWTH)
+        append(counts, 0, GROWTH)
         num_fragments = num_groups * GROWTH
         self.first_fragment.extend(range(first_fragment, first_fragment + num_fragments, num_groups))
         self.block_of.extend(row for row in rows for _ in range(num_groups))
-        _append(self.place, NO_PLACE, num_fragments)
+        append(self.place, NO_PLACE, num_fragments)
         zero = (self.checksum_low, self.checksum_high, *self.state, *self.holds, self.encoding)
-        _append(zero, 0, num_fragments)
+        append(zero, 0, num_fragments)
+        renew((*links, *counts, self.first_fragment), first_row)
+        renew((self.block_of, *self.place, *zero), first_fragment)
         free[:0] = reversed(rows)

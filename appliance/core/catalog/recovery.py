@@ -15,8 +15,8 @@ from ....tiers.block import NO_SESSION
 from ....tiers.cold.log import SegmentLog
 from ..encodings import AS_IT_IS, Encoding
 from .catalog import NO_ROW, Catalog, NamespaceEntry
+from .columns import extend
 from .core_state import CoreState
-from .transitions import extend_column
 
 if TYPE_CHECKING:  # it reads files; what it found is plain data
     from ....tiers.cold.recovery import RecoveredStore
@@ -155,12 +155,12 @@ def _extend_blocks(
 ) -> None:
     num_rows = len(names)
     catalog.num_blocks += num_rows
-    extend_column(catalog.namespace_id, np.full(num_rows, namespace.id))
-    extend_column(catalog.position, positions)
-    extend_column(catalog.first_fragment, first_fragment + np.arange(num_rows) * namespace.num_groups)
+    extend(catalog.namespace_id, np.full(num_rows, namespace.id))
+    extend(catalog.position, positions)
+    extend(catalog.first_fragment, first_fragment + np.arange(num_rows) * namespace.num_groups)
     for column in (catalog.serial, catalog.num_uses, catalog.last_used):
-        extend_column(column, np.zeros(num_rows, column.typecode))
-    extend_column(catalog.urgency, np.full(num_rows, NO_SESSION))
+        extend(column, np.zeros(num_rows, column.typecode))
+    extend(catalog.urgency, np.full(num_rows, NO_SESSION))
 
 
 def _link(catalog: Catalog, first_row: int, parents: npt.NDArray[np.int32]) -> None:
@@ -177,10 +177,10 @@ def _link(catalog: Catalog, first_row: int, parents: npt.NDArray[np.int32]) -> N
         previous_sibling[order[1:][same]] = rows[order[:-1][same]]
         heads = order[np.concatenate(([True], ~same))]
         first_child[parents[heads] - first_row] = rows[heads]
-    extend_column(catalog.parent, parents)
-    extend_column(catalog.first_child, first_child)
-    extend_column(catalog.next_sibling, next_sibling)
-    extend_column(catalog.previous_sibling, previous_sibling)
+    extend(catalog.parent, parents)
+    extend(catalog.first_child, first_child)
+    extend(catalog.next_sibling, next_sibling)
+    extend(catalog.previous_sibling, previous_sibling)
 
 
 def _extend_fragments(
@@ -193,12 +193,12 @@ def _extend_fragments(
 ) -> None:
     """Append the fragments of the new rows; `fragment` counts from the first of them."""
     num_fragments = num_rows * num_groups
-    extend_column(catalog.block_of, first_row + np.arange(num_fragments) // num_groups)
+    extend(catalog.block_of, first_row + np.arange(num_fragments) // num_groups)
     halves = np.ascontiguousarray(records["checksum"]).view(">u8").reshape(-1, 2)
     for column, values in ((catalog.checksum_high, halves[:, 0]), (catalog.checksum_low, halves[:, 1])):
         filled = np.zeros(num_fragments, np.uint64)
         filled[fragment] = values
-        extend_column(column, filled)
+        extend(column, filled)
     first_fragment = len(catalog.block_of) - num_fragments
     catalog.spent.update((first_fragment + fragment[records["is_spent"]]).tolist())
 

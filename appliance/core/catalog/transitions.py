@@ -18,7 +18,7 @@ import struct
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from ....tiers.block import NO_PLACE, FragmentLabel, Tier
 from ....v1.shm import extent_of
 from ..encodings import AS_IT_IS
 from .catalog import NO_ROW, Catalog
+from .columns import extend
 from .states import InvalidTransition, State, Step
 
 TRANSITIONS: dict[tuple[State, Step], State] = {
@@ -360,7 +361,7 @@ class Transitions:
         rows = (fragments - first_fragment) // (num_fragments // num_rows)
         placed = np.bincount(rows, minlength=num_rows)
         children = np.bincount(parents[parents != NO_ROW] - first_row, minlength=num_rows)
-        extend_column(catalog.num_keepers, np.zeros(num_rows, np.uint32))
+        extend(catalog.num_keepers, np.zeros(num_rows, np.uint32))
         for tier in self._ladder.tiers:
             is_cold = tier == self._log_tier
             for columns, counts in (
@@ -368,19 +369,19 @@ class Transitions:
                 (catalog.num_resident, placed),
                 (catalog.num_children_placed, children),
             ):
-                extend_column(columns[tier], counts if is_cold else np.zeros(num_rows, np.int32))
-            extend_column(catalog.num_holds[tier], np.zeros(num_rows, np.uint32))
+                extend(columns[tier], counts if is_cold else np.zeros(num_rows, np.int32))
+            extend(catalog.num_holds[tier], np.zeros(num_rows, np.uint32))
             place = np.full(num_fragments, NO_PLACE, np.int64)
             state = np.full(num_fragments, State.ABSENT, np.uint8)
             if is_cold:
                 place[fragments - first_fragment] = places
                 state[fragments - first_fragment] = State.RESIDENT
-            extend_column(catalog.place[tier], place)
-            extend_column(catalog.state[tier], state)
-            extend_column(catalog.holds[tier], np.zeros(num_fragments, np.uint32))
+            extend(catalog.place[tier], place)
+            extend(catalog.state[tier], state)
+            extend(catalog.holds[tier], np.zeros(num_fragments, np.uint32))
         encoding = np.zeros(num_fragments, np.uint16)
         encoding[fragments - first_fragment] = encodings
-        extend_column(catalog.encoding, encoding)
+        extend(catalog.encoding, encoding)
         self.resident_bytes[self._log_tier] += stored_bytes
         self.cold_bytes[namespace_id] += stored_bytes
         self.num_resident[self._log_tier] += len(fragments)
@@ -442,9 +443,4 @@ class Transitions:
         order = np.argsort(segments, kind="stable")
         numbers, starts = np.unique(segments[order], return_index=True)
         for number, part in zip(numbers, np.split(fragments[order], starts[1:]), strict=True):
-            extend_column(self.in_segment[int(number)], part)
-
-
-def extend_column(column: "array[Any]", values: "npt.NDArray[Any]") -> None:
-    """Append values to a column. values: (n,)."""
-    column.frombytes(np.ascontiguousarray(values, column.typecode).view(np.uint8).data)
+            extend(self.in_segment[int(number)], part)

@@ -1,0 +1,34 @@
+"""Columns have one length and get more memory one after the other: all at once is a pause."""
+
+from array import array
+from collections.abc import Iterator
+
+from kvtier.appliance.core.catalog.catalog import GROWTH, NO_ROW, Catalog
+from kvtier.appliance.core.catalog.columns import RENEWED_FROM
+from kvtier.tiers.block import Geometry, NamespaceIdentity
+
+GEOMETRY = Geometry(num_layers=1, num_kv_heads=1, head_dim=8, block_tokens=16, dtype="int8", num_planes=1)
+
+
+def columns(catalog: Catalog) -> "Iterator[array[int]]":
+    """Yield every column of the catalog."""
+    for value in vars(catalog).values():
+        for column in value if isinstance(value, list) else [value]:
+            if isinstance(column, array):
+                yield column
+
+
+def test_no_step_moves_many_columns() -> None:
+    catalog = Catalog()
+    namespace = catalog.add_namespace(NamespaceIdentity(b"m" * 16, GEOMETRY), 0, 1)
+    sizes: list[int] = []
+    moved: list[float] = []  # parts of the bytes of all columns, by step
+    for first in range(0, 4 * RENEWED_FROM, GROWTH):
+        names = [number.to_bytes(32, "little") for number in range(first, first + GROWTH)]
+        catalog.add_run(namespace, names, NO_ROW, 0.0)
+        before, sizes = sizes, [column.__sizeof__() for column in columns(catalog)]
+        if first >= 2 * RENEWED_FROM:  # since when each had its turn
+            moved.append(sum(b for a, b in zip(before, sizes, strict=True) if a != b) / sum(sizes))
+    assert max(moved) < 0.35
+    assert 0.03 < sum(moved) / len(moved) < 0.25, "each moves as often as it would alone"
+    assert {len(column) for column in columns(catalog)} == {4 * RENEWED_FROM}
