@@ -27,6 +27,7 @@ from setuptools.command.sdist import sdist
 PACKAGE = Path("src/kvtier")
 COMPILED = (
     "appliance/core/**/*.py",
+    "appliance/replay/fleet.py",
     "appliance/replay/shell.py",
     "appliance/replay/timed.py",
     "appliance/replay/untimed.py",

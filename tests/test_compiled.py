@@ -80,3 +80,54 @@ def test_no_constant_that_a_test_sets_is_final_where_it_is_compiled() -> None:
     }
     assert ("put_job", "MIN_RUN") in set_by_tests
     assert finals & set_by_tests == set()
+
+
+def test_no_name_of_a_generator_is_given_to_next() -> None:
+    """mypyc compiles a generator that has a name into a list, of which there is no next one."""
+    found = []
+    for path, module in compiled().items():
+        named = {
+            ast.unparse(node.targets[0])
+            for node in ast.walk(module)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.GeneratorExp)
+        }
+        found += [
+            f"{path.relative_to(ROOT)}:{node.lineno}"
+            for node in ast.walk(module)
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "next"
+            and ast.unparse(node.args[0]) in named
+        ]
+    assert found == []
+
+
+def test_no_interpreted_class_derives_from_a_compiled_one() -> None:
+    """Making one raises TypeError, which no test sees that is not compiled."""
+    modules = compiled()
+    bases = {
+        node.name
+        for module in modules.values()
+        for node in module.body
+        if isinstance(node, ast.ClassDef)
+        and not {"NamedTuple", "Protocol"} & set(map(ast.unparse, node.bases))
+    }
+    assert "TimedShell" in bases
+    product = {
+        path for folder in ("appliance", "policies", "tiers") for path in (ROOT / folder).rglob("*.py")
+    }
+    found = []
+    for path in sorted(product - modules.keys()):
+        module = ast.parse(path.read_text())
+        imported = {
+            alias.asname or alias.name
+            for node in ast.walk(module)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if alias.name in bases
+        }
+        found += [
+            f"{path.relative_to(ROOT)}: {node.name}"
+            for node in ast.walk(module)
+            if isinstance(node, ast.ClassDef) and imported & set(map(ast.unparse, node.bases))
+        ]
+    assert found == []

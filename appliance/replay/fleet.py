@@ -114,8 +114,8 @@ class _HostShell(TimedShell):
 
     def num_expected(self, chain: Sequence[bytes], num_held: int) -> int:
         """Return how many blocks of a chain it will have when its turn comes behind all that wait."""
-        coming = (number for number in range(num_held, len(chain)) if not self._coming[chain[number]])
-        return next(coming, len(chain))
+        coming, end = self._coming, len(chain)
+        return next((number for number in range(num_held, end) if not coming[chain[number]]), end)
 
     @property
     def is_busy(self) -> bool:
@@ -164,7 +164,7 @@ class _HostShell(TimedShell):
 
     def _search(self, search: SearchBundles) -> None:
         names = search.blocks
-        others = (host for host in self._fleet.hosts if host is not self)
+        others = [host for host in self._fleet.hosts if host is not self]
         num_blocks = max((host.num_of(search, names) for host in others), default=0)
         num_found = (search.num_here + num_blocks) // blocks_per_bundle(search.identity.geometry)
         if self._store is not None and self._store.num_bundles(search) > num_found:

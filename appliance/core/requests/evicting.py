@@ -19,8 +19,9 @@ and the rest would be dead weight); copying forward what memory has, as reclaim 
 store with all its chains in memory, too)."""
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -224,8 +225,7 @@ class Evicting:
         if job.namespace_id:
             job.segments = frozenset()
             rows = catalog.namespaces[job.namespace_id].rows
-            parts = (rows.part(number) for number in range(NUM_PARTS))
-            job.handles = (one for part in parts for one in [catalog.handle(row) for row in part])
+            job.handles = chain.from_iterable(map(self._handles_of, map(rows.part, range(NUM_PARTS))))
             return
         assert isinstance(log, SegmentLog)
         chosen: list[int] = []
@@ -241,7 +241,7 @@ class Evicting:
             chosen = [number for number, one in enumerate(log.segments) if one.state not in EMPTY]
             job.last_segment = log.open_segment(forward=True)
         job.segments = frozenset(chosen) - {job.last_segment}
-        job.handles = (one for number in chosen for one in self._handles_in(number))
+        job.handles = chain.from_iterable(map(self._handles_in, chosen))
 
     def _handles_in(self, segment: int) -> list[int]:
         """Return handles of the blocks with a record in a segment."""
@@ -249,7 +249,10 @@ class Evicting:
         places = catalog.place[self._log_tier]
         listed = self._core.transitions.in_segment.get(segment, ())
         rows = {catalog.block_of[f] for f in listed if places[f] != NO_PLACE and places[f] >> 32 == segment}
-        return [catalog.handle(row) for row in rows]
+        return self._handles_of(rows)
+
+    def _handles_of(self, rows: Iterable[int]) -> list[int]:
+        return list(map(self._core.catalog.handle, rows))
 
     def _decide(self, job: _Eviction) -> bool:
         """Decide the next blocks, what continues a block before the block. Whether none are left."""
