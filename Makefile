@@ -141,7 +141,7 @@ $(LMCACHE)/.ready: $(LMCACHE)/.installed $(SOURCES_OF_BUILD)
 test-lmcache: $(LMCACHE)/.ready
 	$(LMCACHE)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/lmcache)
 
-# The cache for llama-cpp-python against the real llama.cpp, which is compiled here: minutes, cmake and a C++ compiler.
+# llama-cpp-python, and slots of llama.cpp's server, against the real llama.cpp; compiled here: minutes, cmake and a C++ compiler.
 LLAMACPP := .venv-llamacpp
 $(LLAMACPP)/.installed: requirements.txt requirements-llamacpp.txt
 	$(call new-environment,--clear,setuptools==84.2.1)

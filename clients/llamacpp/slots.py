@@ -9,7 +9,7 @@ llama-server has no cache to plug into; it writes a slot to a file of `--slot-sa
 The file (llama-context.cpp, server-common.cpp) has a head, the slot's tokens, and the state as state.py reads
 it but for the architecture:
 
-    u32 "ggsq", u32 version (3), u32 number of tokens; tokens, i32 each
+    u32 "ggsq", u32 version (3 or 4), u32 number of tokens; tokens, i32 each
              since 2026 a token -1, u32 version (1), u32 number, tokens, u32 number of media (0)
     u32 streams, u32 cells, ...
 
@@ -39,7 +39,8 @@ from ..weights import checkpoint_digest
 from .state import Bytes, UnsupportedState, layout_of, num_cells
 
 FORMAT = 1  # of a block; raise it when the same bytes would mean something else
-MAGIC, VERSION = 0x67677371, 3
+MAGIC = 0x67677371
+NUM_ROTATIONS = {3: 0, 4: 2}  # of a state, by the version of its file
 TOKENS_VERSION = 1
 NO_TEXT = bytes(4)  # an architecture of no letters
 UNKNOWN_STATE, NO_SERVER, OTHER_SERVER = "UNKNOWN_STATE", "NO_SERVER", "OTHER_SERVER"  # causes of a miss
@@ -71,7 +72,8 @@ class ServerSlots:
         self._about = self._asked()
         self._post("/completion", {"prompt": [1, 2, 3], "n_predict": 1, "id_slot": 0, "cache_prompt": False})
         self._post("/slots/0?action=save", {"filename": self._file.name})
-        self.layout = layout_of(self._written()[1])
+        self._version, _, state = self._written()
+        self.layout = layout_of(state, NUM_ROTATIONS[self._version])
         options = ChainOptions(target=target, name="llama-server", variant=variant)
         self.identity = self._identity(Path(model), variant)
         self._store = ChainStore.at(options, self.guard, options.load_timeout_s, options.staging_bytes)
@@ -88,7 +90,7 @@ class ServerSlots:
         if not num_loaded or not self._is_same():
             return 0
         num_tokens = num_loaded * self.block_tokens
-        head = struct.pack("<III", MAGIC, VERSION, num_tokens)
+        head = struct.pack("<III", MAGIC, self._version, num_tokens)
         state = self.layout.join(blocks[:num_loaded], self.block_tokens)[len(NO_TEXT) :]
         try:
             self._file.write_bytes(head + np.asarray(tokens[:num_tokens], "<i4").tobytes() + state.tobytes())
@@ -102,10 +104,10 @@ class ServerSlots:
         if not self._act("save"):
             return 0
         try:
-            tokens, state = self._written()
+            version, tokens, state = self._written()
             if not self._is_same():  # asked now: of what wrote this
                 return 0
-            if layout_of(state) != self.layout:
+            if layout_of(state, NUM_ROTATIONS[version]) != self.layout:
                 raise UnsupportedState("not the layout that this server began with")
         except UnsupportedState:
             self.guard.count(UNKNOWN_STATE)
@@ -142,13 +144,15 @@ class ServerSlots:
         told = self._get("/props")
         return told.get("build_info", ""), told.get("model_path", ""), self._get("/lora-adapters")
 
-    def _written(self) -> tuple[Bytes, Bytes]:
-        """Return tokens (i4) and state of the file that the server wrote. Raises UnsupportedState."""
+    def _written(self) -> tuple[int, Bytes, Bytes]:
+        """Return version, tokens (i4) and state of the file that the server wrote.
+
+        Raises UnsupportedState."""
         written = np.fromfile(self._file, np.uint8)
         self._file.unlink()
         magic, version, num_words = struct.unpack("<III", written[:12].tobytes())
-        if (magic, version) != (MAGIC, VERSION):
-            raise UnsupportedState(f"a slot's file of version {version}, known is {VERSION}")
+        if magic != MAGIC or version not in NUM_ROTATIONS:
+            raise UnsupportedState(f"a slot's file of version {version}, known are 3 and 4")
         words = written[12 : 12 + 4 * num_words].view("<i4")
         if len(words) and words[0] == -1:
             num_tokens = int(words[2])
@@ -156,7 +160,7 @@ class ServerSlots:
                 raise UnsupportedState("a slot with images, or tokens written in another way")
             words = words[3 : 3 + num_tokens]
         state = np.concatenate([np.frombuffer(NO_TEXT, np.uint8), written[12 + 4 * num_words :]])
-        return words, state
+        return version, words, state
 
     def _act(self, action: str) -> bool:
         """Let the server save or restore its slot; return whether it did."""

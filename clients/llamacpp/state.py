@@ -7,6 +7,7 @@
     u32     cells
     cells * i32 position, u32 sequences (1), i32 sequence (0)
     u32     values are transposed; u32 layers
+            since 2026 u32, u32: how far keys and values are rotated
     layers * i32 type of keys, u64 bytes of a row; cells * row
     layers * i32 type of values, u64 bytes of a row; cells * row
              transposed: i32 type, u32 bytes of an element, u32 elements; elements * (cells * element)
@@ -53,6 +54,7 @@ class StateLayout:
     is_transposed: bool
     keys: tuple[Plane, ...]
     values: tuple[Plane, ...]
+    rotations: tuple[int, ...] = ()  # of keys and values; empty where llama.cpp does not write them yet
 
     @property
     def token_bytes(self) -> int:
@@ -100,7 +102,8 @@ class StateLayout:
         cells["position"], cells["num_sequences"] = np.arange(num_tokens), 1
         text = struct.pack("<I", len(self.architecture)) + self.architecture
         head = text + struct.pack("<II", 1, num_tokens) + cells.tobytes()
-        head += struct.pack("<II", self.is_transposed, len(self.keys))
+        numbers = (int(self.is_transposed), len(self.keys), *self.rotations)
+        head += struct.pack(f"<{len(numbers)}I", *numbers)
         offset = 0
         for plane in (*self.keys, *self.values):
             head += _header_of(plane)
@@ -121,8 +124,10 @@ class StateLayout:
         return sum(len(header) for _, header in self._headers(num_tokens)) + num_tokens * self.token_bytes
 
 
-def layout_of(state: Bytes) -> StateLayout:
-    """Return the layout of a state. Raises UnsupportedState when it is not read to its last byte."""
+def layout_of(state: Bytes, num_rotations: int = 0) -> StateLayout:
+    """Return the layout of a state, which has so many numbers of rotations (2 since 2026).
+
+    Raises UnsupportedState when it is not read to its last byte."""
     reader = _StateReader(state)
     architecture = reader.take(reader.number("<I", MAX_TEXT_BYTES)).tobytes()
     num_streams = reader.number("<I")
@@ -136,6 +141,7 @@ def layout_of(state: Bytes) -> StateLayout:
     if not are_in_order or (cells["num_sequences"] != 1).any() or cells["sequence"].any():
         raise UnsupportedState("the cells of the cache are not one sequence, from its first token on")
     is_transposed, num_layers = reader.number("<I", 1), reader.number("<I", MAX_LAYERS)
+    rotations = tuple(reader.number("<I") for _ in range(num_rotations))
     keys = tuple(reader.plane(num_tokens, False) for _ in range(num_layers))
     values = tuple(reader.plane(num_tokens, bool(is_transposed)) for _ in range(num_layers))
     if reader.offset != len(state):
@@ -143,7 +149,7 @@ def layout_of(state: Bytes) -> StateLayout:
         raise UnsupportedState(
             f"{rest} bytes behind the state: a second cache, of a window or of recurrent state"
         )
-    return StateLayout(architecture, bool(is_transposed), keys, values)
+    return StateLayout(architecture, bool(is_transposed), keys, values, rotations)
 
 
 def num_cells(state: Bytes) -> int:

@@ -1,5 +1,5 @@
-"""A slot of llama-server in kvtier. The server here answers the four calls with the functions of llama.cpp
-that llama-server calls for them (`llama_state_seq_save_file`, `_load_file`): no package has the program.
+"""A slot of an older llama-server in kvtier: this one answers the four calls with the functions of llama.cpp
+that llama-server calls for them (`llama_state_seq_save_file`, `_load_file`). test_server.py has a real one.
 """
 
 import ctypes

@@ -8,13 +8,13 @@ import pytest
 from kvtier.clients.llamacpp.state import CELL, StateLayout, UnsupportedState, layout_of, num_cells
 
 
-def state_of(num_tokens: int, is_transposed: bool, seed: int = 1) -> bytes:
+def state_of(num_tokens: int, is_transposed: bool, seed: int = 1, rotations: tuple[int, ...] = ()) -> bytes:
     """Return a state of two layers with random rows, as llama.cpp writes it."""
     random = np.random.default_rng(seed)
     cells = np.zeros(num_tokens, CELL)
     cells["position"], cells["num_sequences"] = np.arange(num_tokens), 1
     state = struct.pack("<I", 5) + b"llama" + struct.pack("<II", 1, num_tokens) + cells.tobytes()
-    state += struct.pack("<II", is_transposed, 2)
+    state += struct.pack(f"<{2 + len(rotations)}I", is_transposed, 2, *rotations)
     for row_bytes in (24, 24):
         state += struct.pack("<iQ", 1, row_bytes) + random.bytes(row_bytes * num_tokens)
     for row_bytes in (32, 32):
@@ -47,6 +47,15 @@ def test_a_beginning_is_the_same_blocks_however_long_the_rest(whole: np.ndarray)
     assert layout_of(short) == layout
     assert np.array_equal(layout.cut(short, 0, 3, 4), blocks[:3])
     assert np.array_equal(layout.cut(whole, 8, 2, 4), blocks[2:4])
+
+
+def test_states_with_rotations_come_back_with_them() -> None:
+    whole = np.frombuffer(state_of(24, True, rotations=(64, 0)), np.uint8)
+    layout = layout_of(whole, 2)
+    assert layout.rotations == (64, 0)
+    assert np.array_equal(layout.join(layout.cut(whole, 0, 6, 4), 4), whole)
+    with pytest.raises(UnsupportedState):
+        layout_of(whole)
 
 
 def damaged(state: bytes, offset: int, form: str, value: int) -> bytes:
