@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Final, NamedTuple
 
 #: Assumed of a source until fetches were measured, and of a slower one when the last measurement is old.
-DEFAULT_BYTES_PER_S: Final = 200e6
+DEFAULT_BYTES_PER_S = 200e6
 STORE_LATENCY_S: Final = 0.03  # of a request
 HOST_LATENCY_S: Final = 0.005
 LEAST_BYTES_PER_S: Final = 1e6
