@@ -1,13 +1,14 @@
 """The multi-process server's plug-in L2 adapter: LMCache's L2AdapterInterface over kvtier.
 
 LMCache submits tasks from two controller threads, polls three event descriptors, and collects results. Here a
-task is a line in the queue of one of two threads, each with a client: stores in one, lookups and loads in
-the other, so that no prefill waits behind a store. Queues are bounded: a task that finds its queue full ends
-at once, as a failed store or a miss, because it holds LMCache's memory while it waits.
+task is a line in one of three queues, each with a thread and a client: stores, lookups, loads, so that no
+prefill waits behind a store, and no lookup behind copies. Queues are bounded: a task that finds its queue
+full ends at once, as a failed store or a miss, because it holds LMCache's memory while it waits.
 
-"Lookup and lock" looks up and starts the promotion of what lies on NVMe; it locks nothing. A lease per key
-until LMCache's unlock was rejected: LMCache forgets locks of requests that die, and a load that finds
-a chunk gone is a miss, which the interface allows.
+What a load behind others will read is promoted meanwhile, so that the device works while the one before
+copies. "Lookup and lock" only looks up: LMCache loads what was found at once, or not at all, and a promotion
+would save no time. A lease per key until LMCache's unlock was rejected: LMCache forgets locks of requests
+that die, and a load that finds a chunk gone is a miss, which the interface allows.
 
 Chunks of one model, size and dtype share a namespace; rank, object group and salt are in their names. A
 namespace for each rank was rejected: a daemon has 1,024, and LMCache's own benchmark numbers a rank per key.
@@ -83,8 +84,10 @@ class KvtierL2Adapter(L2AdapterInterface):
         self._stored: dict[int, L2StoreResult] = {}
         self._answers: dict[int, Bitmap] = {}
         self._store_done, self._lookup_done, self._load_done = (create_event_notifier() for _ in range(3))
-        self._stores = _Worker("store", ChunkStore(self._options.client("stores", puts=True)))
-        self._loads = _Worker("load", ChunkStore(self._options.client("loads", puts=False)))
+        self._stores, self._lookups, self._loads = (
+            _Worker(what, ChunkStore(self._options.client(what, puts=what == "stores")))
+            for what in ("stores", "lookups", "loads")
+        )
 
     # ------------------------------------------------------------------------------------- tasks
 
@@ -123,9 +126,8 @@ class KvtierL2Adapter(L2AdapterInterface):
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
         """Find out which keys are stored."""
-        return self._submit_question(
-            lambda store: self._lookup(store, keys, group_layout_descs), len(keys), self._lookup_done
-        )
+        work = lambda store: self._lookup(store, keys, group_layout_descs)  # noqa: E731
+        return self._submit_question(self._lookups, work, len(keys), self._lookup_done)
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
         """Return which keys of an ended task were found, once; None before its end."""
@@ -137,9 +139,11 @@ class KvtierL2Adapter(L2AdapterInterface):
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
         """Fill objects. Their memory is LMCache's until the task is done."""
-        return self._submit_question(
-            lambda store: self._load(store, keys, objects), len(keys), self._load_done
-        )
+        if self._loads.is_busy:
+            promote = lambda: self._promote(keys, objects)  # noqa: E731
+            self._lookups.submit(lambda: self.guard.ask("promote", promote))
+        work = lambda store: self._load(store, keys, objects)  # noqa: E731
+        return self._submit_question(self._loads, work, len(keys), self._load_done)
 
     query_load_result = query_lookup_and_lock_result
 
@@ -157,7 +161,7 @@ class KvtierL2Adapter(L2AdapterInterface):
 
     def close(self) -> None:
         """Finish what is queued and leave the daemon."""
-        for worker in (self._stores, self._loads):
+        for worker in (self._stores, self._lookups, self._loads):
             worker.close()
             self.guard.give_back("close", worker.store.close)
         for notifier in (self._store_done, self._lookup_done, self._load_done):
@@ -170,7 +174,9 @@ class KvtierL2Adapter(L2AdapterInterface):
             self._next_task += 1
             return self._next_task
 
-    def _submit_question(self, answer: Callable[[ChunkStore], list[int]], num_keys: int, done: Any) -> int:
+    def _submit_question(
+        self, worker: "_Worker", answer: Callable[[ChunkStore], list[int]], num_keys: int, done: Any
+    ) -> int:
         """Queue a task that answers with one bit per key."""
         task = self._number()
 
@@ -181,7 +187,7 @@ class KvtierL2Adapter(L2AdapterInterface):
                 self._answers[task] = bits
             done.notify()
 
-        self._submit(self._loads, lambda store: self.guard.ask("load", lambda: answer(store)), finish)
+        self._submit(worker, lambda store: self.guard.ask("load", lambda: answer(store)), finish)
         return task
 
     def _submit(
@@ -210,8 +216,11 @@ class KvtierL2Adapter(L2AdapterInterface):
             names = [_name(keys[member]) for member in members]
             is_stored = store.which(kind, names, MAX_GAPS)
             found += [member for member, here in zip(members, is_stored, strict=True) if here]
-            store.promote(kind, names[: is_stored.index(False) if False in is_stored else None])
         return found
+
+    def _promote(self, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> None:
+        for kind, members in self._by_kind(keys, [_form_of(one) for one in objects]).items():
+            self._lookups.store.promote(kind, [_name(keys[member]) for member in members])
 
     def _load(self, store: ChunkStore, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> list[int]:
         found = []
@@ -259,9 +268,15 @@ class _Worker:
 
     def __init__(self, what: str, store: ChunkStore) -> None:
         self.store = store
+        self._is_working = False
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_QUEUED_TASKS)
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{what}", daemon=True)
         self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one more task would wait."""
+        return self._is_working or not self._tasks.empty()
 
     def submit(self, task: Callable[[], None]) -> bool:
         """Queue a task; False when the queue is full."""
@@ -278,7 +293,9 @@ class _Worker:
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
+            self._is_working = True
             task()
+            self._is_working = False
 
 
 def _form_of(memory_object: Any) -> Form:

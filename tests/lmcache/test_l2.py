@@ -28,6 +28,7 @@ from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, Tensor
 from lmcache.v1.platform import consume_fd  # noqa: E402
 
 from kvtier.clients.lmcache import KvtierL2Adapter, l2  # noqa: E402
+from kvtier.clients.lmcache.chunks import ChunkStore  # noqa: E402
 
 WAIT_MS = 20_000
 NUM_ELEMENTS = 6000
@@ -220,13 +221,13 @@ def test_nobody_listens(tmp_path: Any) -> None:
 
 def test_a_full_queue_is_a_miss_at_once(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    original = adapter._loads.store.which
+    original = ChunkStore.which
 
     def slow(*arguments: Any) -> Any:
         assert go_on.wait(WAIT_MS / 1000)
         return original(*arguments)
 
-    monkeypatch.setattr(adapter._loads.store, "which", slow)
+    monkeypatch.setattr(ChunkStore, "which", slow)
     keys = keys_of(1, "queue")
     store(adapter, keys, objects_of(1, seed=7))
     tasks = [adapter.submit_lookup_and_lock_task(keys, {}) for _ in range(l2.MAX_QUEUED_TASKS + 8)]
