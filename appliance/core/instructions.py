@@ -105,8 +105,9 @@ class FetchBundle:
     """Read blocks of a bundle from the source into reserved places, one batch a layer group.
 
     Each of `batches`, (copy, items), ends in exactly one CopyFinished, in any order, as soon as its bytes are
-    verified, and all of them soon after `deadline_at`. `CopyItem.source` is the block's number in the bundle.
-    A copy that lands has the checksum of its bytes in the outcome.
+    verified, and all of them soon after `deadline_at`. `CopyItem.source` is the block's number in the bundle;
+    items are in that order, because a store reads on in it. A copy that lands has the checksum of its bytes
+    in the outcome.
     """
 
     bundle: BundleBlocks

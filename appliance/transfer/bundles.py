@@ -423,7 +423,7 @@ class _Reader:
         return part
 
 
-def cause_of(error: Exception) -> Cause:
+def cause_of(error: BaseException) -> Cause:
     """Return why the batches of a fetch that ended with `error` did not arrive."""
     if isinstance(error, CopyError):
         return error.cause

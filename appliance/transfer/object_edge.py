@@ -356,9 +356,10 @@ class ObjectEdge:
         result = None if failure is not None else future.result()
         if isinstance(result, _Fetched):
             failure = result.failure
-        if failure is not None and not isinstance(failure, StoreError | CopyError | BundleError | Stop):
-            raise failure
         self._settle(work, result, failure)
+        if failure is not None and not isinstance(failure, StoreError | CopyError | BundleError | Stop):
+            self._fill()
+            raise failure  # a defect
         if isinstance(failure, StoreError) and failure.problem not in OF_ONE_OBJECT:
             self.counters[f"failed_{failure.problem.name.lower()}"] += 1
             if isinstance(work, ExportBundle) and failure.problem in OF_EXPORTS:
@@ -374,7 +375,7 @@ class ObjectEdge:
             self._limit = min(MAX_IN_FLIGHT, self._limit + 1)
         self._fill()
 
-    def _settle(self, work: Work, result: Any, failure: Exception | None) -> None:
+    def _settle(self, work: Work, result: Any, failure: BaseException | None) -> None:
         """Tell the planner how an instruction ended, and count it."""
         if isinstance(result, _Fetched):
             assert isinstance(work, FetchBundle)
@@ -439,7 +440,7 @@ def _fetch(
 
     try:
         fetched.num_bytes = transfer.fetch(work, landed)
-    except (StoreError, CopyError, BundleError, Stop) as failure:
+    except Exception as failure:
         fetched.failure = failure
     return fetched
 

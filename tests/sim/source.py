@@ -187,6 +187,9 @@ class SourceShell:
         """Let each batch land at its own time, until the deadline."""
         self._world.note(">Fetch", [copy for copy, _ in fetch.batches], fetch.bundle.position)
         self.batches.update(fetch.batches)
+        read = [(item.label.group, item.source) for _, items in fetch.batches for item in items]
+        if read != sorted(read):
+            raise Violation("fetches", f"of a bundle that is read from its start to its end: {read}")
         stored = self._source.stored(fetch.bundle)
         self._world.counts["tails_fetched"] += len(fetch.bundle.names) < self._source.bundle_blocks
         if self._fault("gone"):

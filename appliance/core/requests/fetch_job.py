@@ -65,13 +65,14 @@ class FetchJob(PutJob):
         super().landed(fragments, cause)
 
     def _take_apart(self) -> None:
-        """Take the fragments of runs one by one: they land layer by layer."""
+        """Take the fragments of runs one by one: they land layer by layer, those of a layer in order."""
         set_checksum, num_groups = self._core.catalog.set_checksum, self.namespace.num_groups
         for run in self._fresh:
             for number, fragment in enumerate(run.fragments):
                 set_checksum(fragment, b"")  # its row may have been another block's
                 self._taken.append((run.first_block + number // num_groups, fragment))
         self._fresh = []
+        self._taken.sort()
 
     def _expected(self) -> Sequence[bytes]:
         """Return the names of the blocks that come with these: they are admitted for what they are, part of a

@@ -107,6 +107,29 @@ def test_what_talks_to_the_store_takes_the_processor_from_no_running_thread(tmp_
     assert policies == [os.SCHED_BATCH]
 
 
+def test_a_defect_ends_the_fetch_that_met_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        host, found = Host(tmp_path), []
+        await host.open()
+        host.edge.execute(host.filled())
+        assert (await host.last(ExportFinished)).is_stored
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: found.append(type(context["exception"])))
+
+        def broken() -> None:
+            raise ZeroDivisionError
+
+        host.store.before_chunk = broken
+        host.edge.execute(host.fetch())
+        await host.last(CopyFinished, 2)
+        assert list(host.causes().values()) == [{Cause.IO_ERROR}] * 2
+        assert found == [ZeroDivisionError]
+        assert not host.edge.status().num_in_flight
+        await closed(host)
+
+    run(scene())
+
+
 def test_memory_that_is_not_what_was_put_is_not_stored(tmp_path: Path) -> None:
     async def scene() -> None:
         host = Host(tmp_path)

@@ -7,6 +7,7 @@ import pytest
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.copying.source_speed import DEFAULT_BYTES_PER_S, MARGIN, STORE_LATENCY_S, WEIGHT
 from kvtier.appliance.core.instructions import FetchBundle, SearchBundles
+from kvtier.appliance.core.requests import put_job
 from kvtier.appliance.core.requests.fetches import PATIENCE_S, PATIENT_SHARE, STEP_FRAGMENTS
 from kvtier.appliance.core.results import Refusal
 from kvtier.policies.base import AdmissionPolicy, Newcomer, Surroundings, Victim
@@ -75,6 +76,19 @@ def test_layers_are_readable_as_they_land() -> None:
     assert rig.answer(call).last
     assert rig.found(chain) == 2 * SIZE
     assert all(rig.published[r.tier, r.place] == chain[r.block] for r in rig.answer(call).ready)
+
+
+def test_a_batch_is_in_the_order_of_the_bundle_however_its_blocks_got_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 16 blocks two runs of six get room at once, and the last four one by one."""
+    monkeypatch.setitem(vars(put_job), "MAX_STEP_FRAGMENTS", 6 * GEOMETRY.num_groups)
+    monkeypatch.setitem(vars(put_job), "MIN_RUN", 5)
+    rig = with_source()
+    rig.acquire(hashes("a", SIZE))
+    [fetch] = search_found(rig, 1)
+    for group, (_, items) in enumerate(fetch.batches):
+        assert [(item.label.group, item.source) for item in items] == [(group, n) for n in range(SIZE)]
 
 
 def with_hosts() -> Rig:
