@@ -11,7 +11,8 @@ import errno
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from ...tiers.memory.keeper import Keeper
@@ -25,7 +26,8 @@ EXIT_DENIED = 4  # a daemon's socket is there, and this user may not open it: st
 
 COMPLETE = "_KVTIER_COMPLETE"  # what click sets when a shell asks
 _EXTRA = {"click": "cli", "rich": "cli", "pydantic": "server", "yaml": "server"}
-
+_SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"  # run by its path: it imports nothing of ours
+_ONLY_ANSWERED = {"--check", "--help", "-h"}  # of serve: what starts no daemon
 
 #: What writing fails with when a disk, a quota or a device is at its end.
 _CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -53,6 +55,12 @@ def main(keeper: "Keeper | None" = None) -> None:
         sys.exit(EXIT_FAILED)
 
 
+def supervise() -> NoReturn:
+    """Become the supervisor, which starts `kvtier serve` with these arguments and a keeper."""
+    # -P: its folder is no place to look for modules.
+    os.execv(sys.executable, [sys.executable, "-P", str(_SUPERVISOR), *sys.argv[1:]])
+
+
 def _run(keeper: "Keeper | None") -> None:
     """Run completion or a command, which end in SystemExit. Names the extra to install when it is missing."""
     try:
@@ -60,6 +68,8 @@ def _run(keeper: "Keeper | None") -> None:
             from .completion import program
 
             program().main(prog_name="kvtier")
+        if keeper is None and sys.argv[1:2] == ["serve"] and _ONLY_ANSWERED.isdisjoint(sys.argv):
+            supervise()  # before the rest is imported: the daemon does that, and it takes 0.3 s
         from .app import cli
 
         cli.main(prog_name="kvtier", obj=keeper)

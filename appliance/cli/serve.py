@@ -1,16 +1,13 @@
 """`kvtier serve`: run the daemon in the foreground, as service managers and containers want it."""
 
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from ...tiers.memory.keeper import Keeper
+from . import supervise
 from .settings_options import load_traced, settings_options
-
-SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"  # run by its path: it imports nothing of ours
 
 
 @click.command()
@@ -37,9 +34,8 @@ def serve(
       kvtier serve --listen 127.0.0.1:50051 --set access.insecure=true
       kvtier serve --policy policy.yaml --check
     """
-    if keeper is None and not check:  # before settings are read: the daemon does that, and it takes 0.3 s
-        # -P: its folder is no place to look for modules.
-        os.execv(sys.executable, [sys.executable, "-P", str(SUPERVISOR), *sys.argv[1:]])
+    if keeper is None and not check:
+        supervise()
     if listen:
         quoted = ", ".join(f"'{address}'" for address in listen)
         overrides = [*overrides, f"listen=[{quoted}]"]
