@@ -21,7 +21,7 @@ from ....policies.base import DEFAULT_PRIORITY
 from ....tiers.block import NO_PLACE, NO_SESSION, FragmentLabel, NamespaceIdentity, Tier
 from ....tiers.ladder import STANDARD, Ladder
 from ..encodings import AS_IT_IS, Encodings
-from .columns import append, renew
+from .columns import append, fit, renew
 from .states import State
 from .table import BlockTable, block_table
 
@@ -399,12 +399,9 @@ class Catalog:
             self.previous_sibling[after] = before
         self.parent[row] = self.previous_sibling[row] = self.next_sibling[row] = NO_ROW
 
-    def _grow(self, num_groups: int, free: list[int]) -> None:
-        """Append GROWTH free rows with their fragments; the new ones are taken in order, and last."""
-        first_row, first_fragment = len(self.prefix_hash), len(self.block_of)
-        rows = range(first_row, first_row + GROWTH)
-        self.prefix_hash += [b""] * GROWTH
-        links = (self.parent, self.first_child, self.next_sibling, self.previous_sibling)
+    def _columns(self) -> "tuple[Sequence[array[Any]], ...]":
+        """Return columns by what a free row has there: of blocks NO_ROW, 0 and a number, of fragments
+        NO_PLACE, 0 and a number."""
         counts: Sequence[array[Any]] = (
             self.namespace_id,
             self.serial,
@@ -418,14 +415,30 @@ class Catalog:
             *self.num_holds,
             *self.num_children_placed,
         )
+        links = (self.parent, self.first_child, self.next_sibling, self.previous_sibling)
+        zeros = (self.checksum_low, self.checksum_high, *self.state, *self.holds, self.encoding)
+        return links, counts, (self.first_fragment,), self.place, zeros, (self.block_of,)
+
+    def fit_columns(self) -> None:
+        """Fit the memory of each column to its length.
+
+        After many rows came at once, the next ones would find all columns full together.
+        """
+        for columns in self._columns():
+            fit(columns)
+
+    def _grow(self, num_groups: int, free: list[int]) -> None:
+        """Append GROWTH free rows with their fragments; the new ones are taken in order, and last."""
+        first_row, first_fragment = len(self.prefix_hash), len(self.block_of)
+        rows, num_fragments = range(first_row, first_row + GROWTH), num_groups * GROWTH
+        links, counts, _, places, zeros, _ = self._columns()
+        self.prefix_hash += [b""] * GROWTH
         append(links, NO_ROW, GROWTH)
         append(counts, 0, GROWTH)
-        num_fragments = num_groups * GROWTH
         self.first_fragment.extend(range(first_fragment, first_fragment + num_fragments, num_groups))
         self.block_of.extend(row for row in rows for _ in range(num_groups))
-        append(self.place, NO_PLACE, num_fragments)
-        zero = (self.checksum_low, self.checksum_high, *self.state, *self.holds, self.encoding)
-        append(zero, 0, num_fragments)
+        append(places, NO_PLACE, num_fragments)
+        append(zeros, 0, num_fragments)
         renew((*links, *counts, self.first_fragment), first_row)
-        renew((self.block_of, *self.place, *zero), first_fragment)
+        renew((*places, *zeros, self.block_of), first_fragment)
         free[:0] = reversed(rows)

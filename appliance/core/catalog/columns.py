@@ -7,7 +7,7 @@ it would alone. Columns in chunks were rejected: every read would be two.
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +36,11 @@ def renew(columns: "Sequence[array[Any]]", length: int) -> None:
         return
     num_columns = len(columns)
     done, due = (int(math.log(num) * RENEWALS * num_columns) for num in (length, len(columns[0])))
-    for turn in range(max(done, due - num_columns), due):
-        column = columns[turn % num_columns]
+    fit([columns[turn % num_columns] for turn in range(max(done, due - num_columns), due)])
+
+
+def fit(columns: "Iterable[array[Any]]") -> None:
+    """Fit the memory of each column to its length and a sixteenth."""
+    for column in columns:
         column.frombytes(bytes(_SPARE * column.itemsize))
         del column[-_SPARE:]

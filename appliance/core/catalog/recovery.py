@@ -39,6 +39,7 @@ def adopt(recovered: "RecoveredStore", namespaces: list[NamespaceEntry], core: C
         mine = _of(mine, _has_right_shape(mine, core, log, namespace))
         if len(mine):
             _adopt_namespace(mine, core, namespace)
+    core.catalog.fit_columns()
     core.story.count("blocks_recovered", core.catalog.num_blocks)
     for reason, number in recovered.reasons.items():
         core.story.count(f"recovery_{reason}", number)
