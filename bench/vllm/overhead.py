@@ -4,8 +4,9 @@ Two sides take turns, A B B A and then B A A B; each such round gives one ratio,
 a bootstrap interval, is the answer. What the sides are:
 
     switch   one engine, kvtier switched on and off in it (switch.py)
+    nothing  one engine, kvtier switched off on both sides: what of the line above is the method's own noise
     kvtier   two engines, one of them without a connector
-    itself   two engines without: what of the line above is the method's own noise
+    itself   two engines without: the same of the line above
 
 Engines that are started alike differ by several percent as long as they live, more than the bar, so `switch`
 is the one to go by. CPU seconds of engine and appliance together say how much work was added. The appliance
@@ -69,6 +70,7 @@ class Against(StrEnum):
     """What an engine alone is compared with."""
 
     SWITCH = "switch"
+    NOTHING = "nothing"
     KVTIER = "kvtier"
     ITSELF = "itself"
 
@@ -130,11 +132,11 @@ def _arms(stack: ExitStack, folder: Path, plan: Plan, appliance: ApplianceProces
         engine.call("generate", requests=workload(random.Random(10))[:4])
         return engine
 
-    if plan.against is Against.SWITCH:
+    if plan.against in (Against.SWITCH, Against.NOTHING):
         path = folder / "switch"
         path.write_bytes(b"\1")
         engine = start("engine", switched(options, connector, path))
-        off, on = (partial(turn, path, is_on) for is_on in (False, True))
+        off, on = (partial(turn, path, is_on) for is_on in (False, plan.against is Against.SWITCH))
         arms = Arm("alone", engine, off), Arm("other", engine, on)
     else:
         both = start("alone", options), start("other", replace(options, connector=connector))

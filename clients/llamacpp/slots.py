@@ -69,7 +69,7 @@ class ServerSlots:
         self.guard = Guard("kvtier.llamacpp")
         self._server, self._file = server, Path(folder) / f"kvtier-{uuid4().hex}.bin"
         self._frame = token_frame(block_tokens)
-        self._about = self._asked()
+        self._about, self._has_changed = self._asked(), False
         self._post("/completion", {"prompt": [1, 2, 3], "n_predict": 1, "id_slot": 0, "cache_prompt": False})
         self._post("/slots/0?action=save", {"filename": self._file.name})
         self._version, _, state = self._written()
@@ -129,15 +129,16 @@ class ServerSlots:
     # ---------------------------------------------------------------------------------- internals
 
     def _is_same(self) -> bool:
-        """Return whether the server is what it was in the beginning."""
+        """Return whether the server has been what it was from the beginning on.
+
+        What was another once may have left its KV in the slot."""
         try:
-            is_same = self._asked() == self._about
+            self._has_changed = self._has_changed or self._asked() != self._about
         except OSError:
             self.guard.count(NO_SERVER)
             return False
-        if not is_same:
-            self.guard.count(OTHER_SERVER)
-        return is_same
+        self.guard.count(OTHER_SERVER, self._has_changed)
+        return not self._has_changed
 
     def _asked(self) -> tuple[str, str, Any]:
         """Return what the server says that it is: build, path of the model, adapters with their scales."""

@@ -134,9 +134,11 @@ def test_a_server_that_came_to_be_another_stores_and_gets_nothing(
         slots = ServerSlots(url, tmp_path, model, daemon.target, block_tokens=BLOCK_TOKENS)
         server.complete({"prompt": prompt, "n_predict": 1})
         assert slots.save() > 0
-        server.about[path] = told
+        before, server.about[path] = server.about[path], told
         server.complete({"prompt": words(2, 100), "n_predict": 1})
         assert (slots.restore(prompt), slots.save()) == (0, 0)
-        assert slots.guard.causes["OTHER_SERVER"] == 2
+        server.about[path] = before
+        assert (slots.restore(prompt), slots.save()) == (0, 0), "its KV is in the slot"
+        assert slots.guard.causes["OTHER_SERVER"] == 4
         slots.close()
     assert not list(tmp_path.glob("kvtier-*.bin"))
