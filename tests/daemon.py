@@ -20,8 +20,8 @@ from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from .waiting import until
 
-START_S = 90.0  # a busy machine takes its time to import a daemon
-STOP_S = 60.0
+START_S = 180.0  # a machine that starts engines beside it takes its time to import a daemon
+STOP_S = 120.0
 #: For clients of tests whose question is not whether a slow daemon is a miss.
 PATIENT = Timeout(call_s=60.0, connect_s=60.0)
 TWO_MEMORIES = (
@@ -35,7 +35,8 @@ class Daemon:
     """`kvtier serve` on `folder/kvtier.sock`, which runs as long as a `with` block does.
 
     `policy` is the path of a policy file or None; `settings` are values by key, or `key=value`; `prefix`
-    is what the command begins with, such as the network namespace to run it in."""
+    is what the command begins with, such as the network namespace to run it in. With `has_own_session` its
+    processes are in a session of their own, which Ctrl-C does not reach."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Daemon:
         arguments: tuple[str, ...] = (),
         python: str = sys.executable,
         prefix: Sequence[str] = (),
+        has_own_session: bool = False,
     ) -> None:
         self.path = folder / "kvtier.sock"
         self.target = f"unix://{self.path}"
@@ -53,6 +55,7 @@ class Daemon:
         # The built-in capacity is a share of the machine: none of a test's business.
         command += ["--policy", str(policy)] if policy else ["--set", "tiers.dram.capacity=1GiB"]
         self._command = [*command, *set_words(settings), *arguments]
+        self._has_own_session = has_own_session
         self._process: subprocess.Popen[bytes] | None = None  # the supervisor
         self._child = 0
 
@@ -69,8 +72,19 @@ class Daemon:
 
     def start(self) -> None:
         """Start and wait until the local channel accepts connections."""
+        self.launch()
+        self.wait_until_it_serves()
+
+    def launch(self) -> None:
+        """Start, and do not wait."""
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=dict(os.environ))
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, start_new_session=self._has_own_session
+            )
+
+    def wait_until_it_serves(self) -> None:
+        """Wait until the local channel accepts connections."""
+        assert self._process is not None
         deadline_at = time.monotonic() + START_S
         pause = threading.Event()
         while not _listens(f"{self.path}.local"):
@@ -85,10 +99,18 @@ class Daemon:
         assert self._process is not None
         return child_of(self._process.pid)
 
-    def wait_for_log(self, words: str) -> None:
-        """Wait until it has said something."""
+    @property
+    def session(self) -> int:
+        """The session of all its processes, if it has one of its own: that of its supervisor."""
+        assert self._process is not None
+        return self._process.pid
+
+    def wait_for_log(self, words: str, num_times: int = 1) -> None:
+        """Wait until it has said something so many times."""
         until(
-            lambda: words in self.log.read_text(), lambda: f"not said:\n{self.log.read_text()}", pause_s=0.05
+            lambda: self.log.read_text().count(words) >= num_times,
+            lambda: f"not said:\n{self.log.read_text()}",
+            pause_s=0.05,
         )
 
     def status(self) -> admin_pb2.GetStatusResponse:

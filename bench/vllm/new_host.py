@@ -66,7 +66,7 @@ class BenchHost:
 
     def ask(self, road: str, tokens: list[int]) -> tuple[NewHostSample, Output]:
         """Answer a prompt with eight tokens."""
-        with sampling(self.engine.pid, self.appliance.pid):
+        with sampling(self.engine.pid, self.appliance.session):
             warm_up(self.engine)
             (output,) = self.engine.generate({"tokens": tokens, "num_new": 8})
         sample = NewHostSample(road, len(tokens) - NUM_REST_TOKENS, output.ttft_s, output.num_cached)

@@ -111,7 +111,7 @@ def run(is_quick: bool, plan: Plan = Plan()) -> list[Round]:
         is_itself = plan.against is Against.ITSELF
         appliance = None if is_itself else stack.enter_context(ApplianceProcess(dram="3GiB"))
         alone, other = _arms(stack, folder, plan, appliance)
-        sessions = {alone.engine.pid, other.engine.pid} | ({appliance.pid} if appliance else set())
+        sessions = {alone.engine.pid, other.engine.pid} | ({appliance.session} if appliance else set())
         for number in range(plan.num_rounds or (QUICK_ROUNDS if is_quick else NUM_ROUNDS)):
             order = (alone, other, other, alone) if number % 2 else (other, alone, alone, other)
             with sampling(*sessions):
@@ -168,7 +168,7 @@ def measured(order: Sequence[Arm], appliance: ApplianceProcess | None, chance: r
     prompts of its own."""
     walls = {"alone": 0.0, "other": 0.0}
     spent: dict[str, Seconds] = {"alone": {}, "other": {}}
-    of_appliance = CpuClock(appliance.pid, "appliance") if appliance else None
+    of_appliance = CpuClock(appliance.session, "appliance") if appliance else None
     for arm in order:
         arm.prepare()
         clock = CpuClock(arm.engine.pid)

@@ -123,8 +123,8 @@ def _strike(
 
 def _ways(kind: str, appliance: ApplianceProcess) -> tuple[Callable[[], object], Callable[[], object]]:
     def start() -> None:
-        appliance.start_unseen()
-        join_sample(appliance.pid)  # else the engine, which has precedence, would leave it no processor
+        appliance.launch()
+        join_sample(appliance.session)  # else the engine, which has precedence, would leave it no processor
         appliance.wait_until_it_serves()
 
     if kind == "kill -9":
@@ -149,7 +149,7 @@ def run(is_quick: bool) -> list[Blow]:
             plain.generate(*_requests(chance, pool, 4))
             for kind in KINDS[:1] if is_quick else KINDS * 2:
                 kvtier.generate(*_all(pool))  # all of it is stored
-                with sampling(plain.pid, kvtier.pid, appliance.pid):
+                with sampling(plain.pid, kvtier.pid, appliance.session):
                     alone = plain.call("generate", requests=_requests(chance, pool, POOL), trace=True)
                     blows.append(_strike(kind, kvtier, appliance, pool, _rate(alone)))
     return blows

@@ -139,7 +139,7 @@ class EngineRig:
 
     def _again(self, road: str, tokens: list[int]) -> TtftSample:
         if road in (DRAM, NVME):
-            return again(self.kvtier, road, tokens, self.appliance.pid)
+            return again(self.kvtier, road, tokens, self.appliance.session)
         return again(self.tier, road, tokens)
 
     def _reconnect(self) -> None:

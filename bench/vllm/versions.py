@@ -82,7 +82,7 @@ def run(pythons: dict[str, str], given: argparse.Namespace) -> Samples:
             for version in sorted(engines, reverse=bool(number % 2)):
                 engine = engines[version]
                 engine.reset()
-                with sampling(engine.pid, appliance.pid):
+                with sampling(engine.pid, appliance.session):
                     for kind in ("found", "own"):
                         turned[version](kind == "found")
                         warm_up(engine)
@@ -97,7 +97,7 @@ def run(pythons: dict[str, str], given: argparse.Namespace) -> Samples:
                 off = Arm("alone", engine, partial(turned[version], False))
                 on = Arm("other", engine, partial(turned[version], True))
                 order = (off, on, on, off) if number % 2 else (on, off, off, on)
-                with sampling(engine.pid, appliance.pid):
+                with sampling(engine.pid, appliance.session):
                     engine.call("generate", requests=workload(chance)[:8])  # it stood still for a minute
                     one = measured(order, appliance, chance)
                 samples[version]["time"].append(one.time_ratio)
