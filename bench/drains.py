@@ -13,7 +13,6 @@ the restart; an audit with problems.
 """
 
 import argparse
-import json
 import logging
 import random
 import signal
@@ -40,7 +39,7 @@ from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon
 
-from .machine import print_machine
+from .machine import finish, print_machine
 
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=4, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
@@ -233,14 +232,7 @@ def main() -> int:
         "drain_max_s": round(drains[-1], 3),
         "num_failures": len(outcome.failures),
     }
-    if arguments.json:
-        print(json.dumps(report))
-    else:
-        for name, value in report.items():
-            print(f"  {name:26} {value}")
-    for failure in outcome.failures[:20]:
-        print(f"  {failure}", file=sys.stderr)
-    return 1 if outcome.failures else 0
+    return finish(report, outcome.failures, arguments.json)
 
 
 if __name__ == "__main__":

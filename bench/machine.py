@@ -83,3 +83,13 @@ def write_report(path: Path | None, **parts: Any) -> None:
     """Write the parts of a report as JSON, where a file was named."""
     if path is not None:
         path.write_text(json.dumps(parts, indent=1) + "\n")
+
+
+def finish(report: dict[str, Any], failures: list[str], as_json: bool) -> int:
+    """Print a report, as JSON or a line a value, and the first failures; return the exit status."""
+    print(
+        json.dumps(report) if as_json else "\n".join(f"  {name:26} {value}" for name, value in report.items())
+    )
+    for failure in failures[:20]:
+        print(f"  {failure}", file=sys.stderr)
+    return int(bool(failures))

@@ -1,9 +1,9 @@
 """Overload of the gRPC port: what callers get when they ask for more than the daemon can answer.
 
-    python -m bench.overload [--seconds 8] [--json FILE] [--impatient] [--grpc] [--pin] [LOAD ...]
+    python -m bench.overload [--seconds 8] [--json FILE] [--pin] [LOAD ...]
 
 A real daemon; callers in processes of their own, each with one call in progress all the time. A refused
-caller waits as long as the refusal says, at least 10 ms; with --impatient not at all.
+caller waits as long as the refusal says, at least 10 ms.
 
     1x       20 callers, lookups of 16 blocks
     10x      200 callers
@@ -12,8 +12,8 @@ caller waits as long as the refusal says, at least 10 ms; with --impatient not a
     flood    the same 8, beside 200 callers of another principal
 
 Callers of `wide` are clients of gRPC (overload_callers.py), the others plain sockets, which cost a tenth
-(overload_raw.py); with --grpc all are gRPC's. Then the first process of a principal gives the times, and the
-others run at a lower priority (nice 10): a process of a hundred gRPC clients mostly measures itself.
+(overload_raw.py). Of `wide` the first process gives the times, and the others run at a lower priority (nice
+10): a process of a thousand gRPC clients mostly measures itself.
 
 After 1x and 10x the same callers call a bare gRPC server (overload_floor.py), which refuses as large a share
 of the calls with the same time to retry, and does nothing else: `floor-10x` is what gRPC and the machine
@@ -81,16 +81,6 @@ LOADS = {
     "calm": [Callers("calm", 8, 8, niceness=0)],
     "flood": [Callers("calm", 8, 8, niceness=0), Callers("flood", 200, 44, niceness=0)],
 }
-#: The same with clients of gRPC: the first of a principal measures, more than a few fill a process.
-GRPC_LOADS = LOADS | {
-    "1x": [Callers("calm", 4, 4, niceness=0), Callers("calm", 16, 16)],
-    "10x": [Callers("calm", 4, 4, niceness=0), *[Callers("calm", 98, 20)] * 2],
-    "flood": [
-        Callers("calm", 8, 8, niceness=0),
-        Callers("flood", 4, 4, niceness=0),
-        *[Callers("flood", 98, 20)] * 2,
-    ],
-}
 WITH_FLOOR = ("1x", "10x")
 MAX_RAW_HASHES = 256  # a message of one frame
 
@@ -121,8 +111,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("loads", nargs="*", metavar="LOAD", help=f"of {', '.join(LOADS)}; default: all")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
-    parser.add_argument("--impatient", action="store_true", help="callers overlook retry hints")
-    parser.add_argument("--grpc", action="store_true", help="all callers are clients of gRPC")
     parser.add_argument("--pin", action="store_true", help="servers on the first core, callers on the others")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and rows to FILE")
     args = parser.parse_args()
@@ -131,7 +119,7 @@ def main() -> None:
     machine = print_machine()
     found = []
     with tempfile.TemporaryDirectory() as name:
-        scene = Scene(Path(name), is_patient=not args.impatient, is_grpc=args.grpc, is_pinned=args.pin)
+        scene = Scene(Path(name), is_pinned=args.pin)
         try:
             for load in args.loads or LOADS:
                 found += scene.run(load, args.seconds)
@@ -144,11 +132,11 @@ def main() -> None:
 class Scene:
     """A daemon with one namespace, and a token for each principal."""
 
-    def __init__(self, folder: Path, *, is_patient: bool, is_grpc: bool, is_pinned: bool) -> None:
+    def __init__(self, folder: Path, *, is_pinned: bool) -> None:
         tokens = "".join(
             f"{name} {hashlib.sha256(token_of(name).encode()).hexdigest()}\n" for name in PRINCIPALS
         )
-        self._folder, self._is_patient, self._is_grpc = folder, is_patient, is_grpc
+        self._folder = folder
         first, *others = sorted(os.sched_getaffinity(0)) if is_pinned else (None,)
         self._server_core, self._caller_cores = first, set(others)
         (folder / "tokens").write_text(tokens)
@@ -206,21 +194,17 @@ class Scene:
     def _answer_file(self, number: int) -> Path:
         return self._folder / f"callers-{number}.json"
 
-    def _callers(self, load: str) -> list[Callers]:
-        return (GRPC_LOADS if self._is_grpc else LOADS)[load.removeprefix("floor-")]
-
     def _start_all(self, load: str, seconds: float, target: str) -> "list[subprocess.Popen[bytes]]":
         """Start the callers of a load."""
         found = []
-        for number, callers in enumerate(self._callers(load)):
+        for number, callers in enumerate(LOADS[load]):
             task = asdict(callers) | {
                 "target": target,
                 "token": token_of(callers.principal),
                 "namespace_id": self._namespace_id,
                 "seconds": seconds,
-                "is_patient": self._is_patient,
             }
-            is_raw = not self._is_grpc and callers.num_hashes <= MAX_RAW_HASHES
+            is_raw = callers.num_hashes <= MAX_RAW_HASHES
             command = [
                 sys.executable,
                 "-m",
@@ -238,7 +222,9 @@ class Scene:
     ) -> tuple[list[Outcome], float, float]:
         """Return an outcome for each principal, the share of calls refused, the mean time to retry."""
         answers: dict[str, list[dict[str, Any]]] = {}
-        for number, (callers, process) in enumerate(zip(self._callers(load), processes, strict=True)):
+        for number, (callers, process) in enumerate(
+            zip(LOADS[load.removeprefix("floor-")], processes, strict=True)
+        ):
             assert process.returncode == 0, "callers failed; what they said stands above"
             found = json.loads(self._answer_file(number).read_text()) | {"niceness": callers.niceness}
             answers.setdefault(callers.principal, []).append(found)

@@ -54,8 +54,7 @@ async def call_until(call: Any, task: dict[str, Any], request: bytes, start_at: 
                 wait_s = max(hint_s, LEAST_WAIT_S) * random.uniform(1.0, 1.2)
             else:
                 tally.counts[problem.code().name] += 1
-        if task["is_patient"]:
-            await asyncio.sleep(min(wait_s, max(0.0, ends_at - time.monotonic())))
+        await asyncio.sleep(min(wait_s, max(0.0, ends_at - time.monotonic())))
 
 
 async def run(task: dict[str, Any]) -> dict[str, Any]:

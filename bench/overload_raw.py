@@ -166,7 +166,7 @@ class Callers:
             told_s = int(retry[2][: retry[1][0]]) / 1000
             self._tally.told_s += told_s
             wait_s = max(told_s, LEAST_WAIT_S) * random.uniform(1.0, 1.2)
-        self._wait(now + (wait_s if self._task["is_patient"] else 0.0), connection)
+        self._wait(now + wait_s, connection)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ ROUNDS = 7
 HBM, DRAM, NVME = types_pb2.TIER_HBM, types_pb2.TIER_DRAM, types_pb2.TIER_NVME
 
 
-def settings(path: Path, is_small: bool, straight: bool, has_nvme: bool) -> dict[str, str]:
+def settings_of(path: Path, is_small: bool, straight: bool, has_nvme: bool) -> dict[str, str]:
     """Return what a daemon is told. In the warm case hbm is too small for the chain to come to rest in."""
     large, hot = ("64MiB", "64MiB") if is_small else ("2GiB", "2GiB")
     told = {
@@ -74,16 +74,11 @@ def daemon(kind: str, folder: Path, told: dict[str, str]) -> Iterator[str]:
     from tests.fakes.gpu.device import FakeDevice
     from tests.tiers.gpu.host_kernels import on_host
 
-    nested: dict[str, Any] = {"listen": [f"unix://{folder}/k.sock"]}
-    for key, value in told.items():
-        *parts, last = key.split(".")
-        place = nested
-        for part in parts:
-            place = place.setdefault(part, {})
-        place[last] = int(value) if value.isdigit() else value
+    overrides = [f"{key}={value}" for key, value in told.items()]
+    settings = Settings.load(None, {}, [f"listen=['unix://{folder}/k.sock']", *overrides])
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # slow here says nothing
     device = FakeDevice(capacity_bytes=1 << 30, num_streams=32, is_live=True, compiler=on_host)
-    with DaemonThread(Settings.model_validate(nested), device) as served:
+    with DaemonThread(settings, device) as served:
         yield served.daemon.settings.listen[0]
 
 
@@ -93,16 +88,8 @@ class RuntimeProcess:
     def __init__(
         self, kind: str, target: str, num_blocks: int, num_layers: int, layers_per_group: int = 1
     ) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "bench.pages_runtime",
-            target,
-            kind,
-            str(num_blocks),
-            str(num_layers),
-            str(layers_per_group),
-        ]
+        command = [sys.executable, "-m", "bench.pages_runtime", target, kind]
+        command += map(str, (num_blocks, num_layers, layers_per_group))
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
         pipe = subprocess.PIPE
         environment = {**os.environ, "PYTHONPATH": paths}
@@ -153,7 +140,7 @@ def measure(kind: str, folder: Path, case: str, is_small: bool, layers_per_group
     """Run one case with a daemon and a runtime of its own."""
     num_blocks, num_layers = (16, 4) if is_small else (256, 32)
     has_nvme, straight = case != "warm", case == "straight"
-    told = settings(folder / "nvme", is_small, straight, has_nvme)
+    told = settings_of(folder / "nvme", is_small, straight, has_nvme)
     with daemon(kind, folder, told) as target:
         runtime = RuntimeProcess(kind, target, num_blocks, num_layers, layers_per_group)
         try:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,35 +26,8 @@ SESSION = "bench"
 CALL_S = 60.0
 
 
-class Kit(Protocol):
-    """Tensors on a device, and what is done with them."""
-
-    exporter: Any
-
-    def tensors(self, num_layers: int, num_pages: int) -> Sequence[Any]:
-        """Return one tensor a layer, [page, head, token, K and V], tokens before heads in memory."""
-        ...
-
-    def fill(self, num_blocks: int) -> None:
-        """Put values like KV into the first pages, and zeros into the others."""
-        ...
-
-    def is_same(self, ids: Sequence[int]) -> bool:
-        """Return whether pages `ids` hold what the first ones do."""
-        ...
-
-    def wait(self, event: Any) -> None:
-        """Wait until an event of the daemon has happened."""
-        ...
-
-    def copy_s(self, num_blocks: int) -> float:
-        """Return the seconds in which as many bytes, pinned, are copied into the pages by this process alone,
-        one contiguous copy a layer."""
-        ...
-
-
 class Torch:
-    """Implements Kit on CUDA. Never ran on a GPU."""
+    """Tensors on CUDA, and what is done with them. Never ran on a GPU."""
 
     def __init__(self) -> None:
         import torch
@@ -67,12 +40,14 @@ class Torch:
         self._pinned: list[Any] = []
 
     def tensors(self, num_layers: int, num_pages: int) -> Sequence[Any]:
+        """Return one tensor a layer, [page, head, token, K and V], tokens before heads in memory."""
         torch = self._torch
         shape = (num_pages, TOKENS, HEADS, 2 * DIM)
         self._layers = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in range(num_layers)]
         return [layer.permute(0, 2, 1, 3) for layer in self._layers]
 
     def fill(self, num_blocks: int) -> None:
+        """Put values like KV into the first pages, and zeros into the others."""
         torch = self._torch
         generator = torch.Generator(device="cuda").manual_seed(1)
         for layer in self._layers:
@@ -81,6 +56,7 @@ class Torch:
         torch.cuda.synchronize()
 
     def is_same(self, ids: Sequence[int]) -> bool:
+        """Return whether pages `ids` hold what the first ones do."""
         torch = self._torch
         where = torch.tensor(list(ids), device="cuda")
         pairs = (
@@ -89,9 +65,12 @@ class Torch:
         return all(bool(torch.equal(first, second)) for first, second in pairs)
 
     def wait(self, event: Any) -> None:
+        """Wait until an event of the daemon has happened."""
         event.synchronize()
 
     def copy_s(self, num_blocks: int) -> float:
+        """Return the seconds in which as many bytes, pinned, are copied into the pages by this process alone,
+        one contiguous copy a layer."""
         torch = self._torch
         if not self._pinned:
             self._pinned = [layer[:num_blocks].cpu().pin_memory() for layer in self._layers]
@@ -104,7 +83,7 @@ class Torch:
 
 
 class Fake:
-    """Implements Kit on the fake device, to see that everything runs."""
+    """The same on the fake device, to see that everything runs."""
 
     def __init__(self) -> None:
         from tests.fakes.gpu.device import FakeDevice
@@ -141,7 +120,7 @@ class PageRuntime:
     """One registration and one chain."""
 
     def __init__(
-        self, target: str, kit: Kit, num_blocks: int, num_layers: int, layers_per_group: int
+        self, target: str, kit: Torch | Fake, num_blocks: int, num_layers: int, layers_per_group: int
     ) -> None:
         self.kit, self.num_blocks = kit, num_blocks
         # In page order: what two runtimes of one kind share fastest (docs/direct.md).
@@ -200,8 +179,7 @@ class PageRuntime:
 
 
 def main(target: str, kind: str, num_blocks: str, num_layers: str, layers_per_group: str) -> None:
-    kinds: dict[str, Callable[[], Kit]] = {"cuda": Torch, "fake": Fake}
-    kit = kinds[kind]()
+    kit = Torch() if kind == "cuda" else Fake()
     runtime = PageRuntime(target, kit, int(num_blocks), int(num_layers), int(layers_per_group))
     commands: dict[str, Callable[..., dict[str, Any]]] = {
         "put": runtime.put,

@@ -15,7 +15,6 @@ files, reserved, condemned and pinned bytes beyond what that policy says.
 
 import argparse
 import hashlib
-import json
 import os
 import random
 import signal
@@ -36,7 +35,7 @@ from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon
 
-from .machine import print_machine
+from .machine import finish, print_machine
 
 MIB = 1 << 20
 GEOMETRY = Geometry(
@@ -334,14 +333,7 @@ def main() -> int:
         "reload_max_s": round(applied[-1], 4),
         "num_failures": len(outcome.failures),
     }
-    if arguments.json:
-        print(json.dumps(report))
-    else:
-        for name, value in report.items():
-            print(f"  {name:24} {value}")
-    for failure in outcome.failures[:20]:
-        print(f"  {failure}", file=sys.stderr)
-    return 1 if outcome.failures else 0
+    return finish(report, outcome.failures, arguments.json)
 
 
 if __name__ == "__main__":

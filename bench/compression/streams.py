@@ -13,12 +13,10 @@ the codec, and a stream wakes up ten thousand times a second.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import hashlib
 import os
 import shutil
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -33,6 +31,7 @@ from numpy.typing import NDArray
 from bench.compression.cold_gets import GEOMETRY, MIB, blocks_like_kv
 from bench.machine import print_machine
 from bench.table import render
+from bench.vllm.priority import SHORT_SLICE_S, ask_for_slice
 from kvtier.clients import Client, Namespace, NamespaceIdentity
 from tests.daemon import Daemon
 
@@ -41,7 +40,6 @@ CODECS = ("identity", "exponents", "auto")
 RATES = (0.125, 0.5, 1.25, 2.5, 5.0)  # GB/s; a link of 10 Gbit/s carries 1.25
 IN_NAMESPACE = "KVTIER_BENCH_NETWORK"  # set: this process has a network of its own
 FIRST_PORT = 7000
-_SCHED_SETATTR, _SLICE_NS = 314, 100_000
 
 
 @dataclass
@@ -77,13 +75,6 @@ def start(codec: str, port: int, folder: Path, dram_bytes: int, stack: ExitStack
     stack.enter_context(Daemon(folder, settings=settings, arguments=("--listen", target)))
     client = stack.enter_context(Client(target, shared_memory=False))
     return StreamSide(codec, client, client.register(IDENTITY))
-
-
-def ask_for_short_slices() -> None:
-    """Let this process and its children be run as soon as they wake up (sched_setattr(2), Linux 6.12)."""
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    wanted = struct.pack("IIQiIQQQII", 56, 0, 0, nice, 0, _SLICE_NS, 0, 0, 0, 0)
-    ctypes.CDLL(None).syscall(_SCHED_SETATTR, 0, wanted, 0)
 
 
 def measure(side: StreamSide, round_number: int, data: NDArray[np.uint8], into: NDArray[np.uint8]) -> None:
@@ -136,7 +127,7 @@ def main() -> None:
         os.environ[IN_NAMESPACE] = "1"
         words = ["unshare", "--net", sys.executable, "-m", "bench.compression.streams", *sys.argv[1:]]
         os.execvp(words[0], words)
-    ask_for_short_slices()
+    ask_for_slice(0, os.getpriority(os.PRIO_PROCESS, 0), SHORT_SLICE_S)  # its children are born with it
     print_machine()
     data = blocks_like_kv(arguments.blocks, seed=1)
     into = np.zeros_like(data)

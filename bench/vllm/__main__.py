@@ -56,9 +56,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="of engines and appliance while a sample is taken, with short slices; negative needs root",
     )
     parser.add_argument(
-        "--lock", type=Path, metavar="FILE", help="take no sample while another process holds this lock"
-    )
-    parser.add_argument(
         "--against",
         choices=list(overhead.Against),
         default=overhead.Against.SWITCH,
@@ -102,7 +99,7 @@ def main() -> None:
     if args.pool:
         print(overhead.report([one for file in args.pool for one in overhead.read(file)]))
         return
-    use_priority(args.niceness, args.lock)
+    use_priority(args.niceness)
     machine = print_machine(versions())
     results: dict[str, list[dict[str, Any]]] = {}
     for section in args.sections:

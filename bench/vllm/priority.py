@@ -10,7 +10,6 @@ sched_setattr(2), Linux 6.12). Threads of kvtier that make way by themselves kee
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import platform
 import struct
@@ -23,31 +22,28 @@ _SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 
 _niceness: int | None = None
-_lock: Path | None = None
 _joined: list[int] = []  # sessions that began during the sample under way
 
 
-def use_priority(niceness: int | None, lock: Path | None = None) -> None:
-    """Take samples at this niceness, with short slices, from now on; None leaves processes as they are. Only
-    one of those that name the same `lock` file takes a sample at a time."""
-    global _niceness, _lock
-    _niceness, _lock = niceness, lock
+def use_priority(niceness: int | None) -> None:
+    """Take samples at this niceness, with short slices, from now on; None leaves processes as they are."""
+    global _niceness
+    _niceness = niceness
 
 
 @contextmanager
 def sampling(*sessions: int) -> Iterator[None]:
     """Take a sample: the sessions' threads run at the chosen priority meanwhile, if one was chosen."""
-    with _alone():
-        if _niceness is None:
-            yield
-            return
-        change = _niceness - os.getpriority(os.PRIO_PROCESS, 0)
-        _shift(sessions, change, SHORT_SLICE_S)
-        try:
-            yield
-        finally:
-            _shift((*sessions, *_joined), -change, 0.0)
-            _joined.clear()
+    if _niceness is None:
+        yield
+        return
+    change = _niceness - os.getpriority(os.PRIO_PROCESS, 0)
+    _shift(sessions, change, SHORT_SLICE_S)
+    try:
+        yield
+    finally:
+        _shift((*sessions, *_joined), -change, 0.0)
+        _joined.clear()
 
 
 def join_sample(session: int) -> None:
@@ -55,16 +51,6 @@ def join_sample(session: int) -> None:
     if _niceness is not None:
         _joined.append(session)
         _shift((session,), _niceness - os.getpriority(os.PRIO_PROCESS, 0), SHORT_SLICE_S)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    if _lock is None:
-        yield
-        return
-    with _lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
-        yield
 
 
 def _shift(sessions: tuple[int, ...], change: int, slice_s: float) -> None:
@@ -80,11 +66,11 @@ def _shift(sessions: tuple[int, ...], change: int, slice_s: float) -> None:
                     nice += change
                     os.setpriority(os.PRIO_PROCESS, thread, nice)
                 if os.sched_getscheduler(thread) == os.SCHED_OTHER:
-                    _ask_for_slice(thread, nice, slice_s)
+                    ask_for_slice(thread, nice, slice_s)
 
 
-def _ask_for_slice(thread: int, nice: int, slice_s: float) -> None:
-    """Set a thread's slice; 0 is the kernel's own choice. Kernels that know none refuse it."""
+def ask_for_slice(thread: int, nice: int, slice_s: float) -> None:
+    """Set the slice of a thread (0: this one). 0 s: the kernel's own choice. A kernel may refuse."""
     number = _SYS_SCHED_SETATTR.get(platform.machine())
     if number is not None:
         slice_ns = round(slice_s * 1e9)

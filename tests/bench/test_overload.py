@@ -30,7 +30,6 @@ def test_calls_without_a_grpc_client_are_answered_and_refused(tmp_path: Path, re
                     "namespace_id": 1,
                     "token": "kvt_test",
                     "seconds": 1.0,
-                    "is_patient": True,
                 }
             ).run()
         finally:
