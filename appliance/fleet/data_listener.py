@@ -23,7 +23,7 @@ from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, bound_wait
 from ...sources.peers.sending import send_payloads
 from ...tiers.codecs.streaming import CHECKSUM_BYTES, Encoded, StreamChoice, StreamEncoder
 from ..errors import StartError
-from ..server.local_server import rest
+from ..server.unix_listener import rest
 from .fleet_tls import FleetTls
 from .tickets import DataTicket, PeerService
 

@@ -7,9 +7,7 @@ the peer's user, as the kernel reports it. A connection may name parts of that d
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +26,7 @@ from ...v1 import direct_pb2, local_pb2
 from ...v1 import kvcache_pb2 as pb
 from ...v1.local import MAX_DESCRIPTORS, Frame, Method
 from ...v1.shm import PAGE_BYTES
-from ..errors import ApplianceError, StartError, error
+from ..errors import ApplianceError, error
 from ..security import request_checks as checks
 from ..security.callers import Caller, CallRates, domain_in
 from ..security.principals import Authenticator
@@ -39,17 +37,15 @@ from .local_connection import LocalConnection, peer_of
 from .local_turns import Turns
 from .open_domains import OpenDomains
 from .ports import PagesPort
+from .unix_listener import UnixListener, is_power_of_two
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 4096  # at most net.core.somaxconn; a client that finds it full fails at once
-MAX_ACCEPTED = 64  # connections accepted before the event loop goes on
 #: Connections of users that belong to no tenant, where there are tenants: they are told so, and closed.
 MAX_STRANGERS = 16
 MAX_PREFAULTS = 2  # at a time: they take threads that others need, too
 MIN_STAGING_BYTES = 4 << 20  # less than this is refused rather than given, unless less is wanted
 ATTACH_TIMEOUT_S = 5.0
-REST_S = 1.0  # after a connection could not be accepted
 LIMITED_CALLS = limited_calls()
 
 PAGE_CALLS = frozenset(method for method in Method if method.name.endswith("_PAGES"))
@@ -82,6 +78,7 @@ class LocalServer:
         handlers: Sequence[object],
     ) -> None:
         self.path = path
+        self._listener = UnixListener(path, self._admit)
         self.connections: set[LocalConnection] = set()
         self.counters: Counter[str] = Counter()  # ends of connections, by reason
         self._service = service
@@ -96,7 +93,6 @@ class LocalServer:
         self._domains = OpenDomains(service)
         self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
         self._direct: PagesPort | None = None
-        self._socket: socket.socket | None = None
         self._calls = _unary_calls(pb, service, *handlers)
 
     def serve_pages(self, direct: PagesPort) -> None:
@@ -108,56 +104,24 @@ class LocalServer:
 
     def start(self) -> None:
         """Listen. Raises StartError when the path is in use or cannot be used."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            remove_stale_socket(self.path)
-            listener.bind(str(self.path))
-            os.chmod(self.path, self.options.socket_mode)
-            listener.listen(BACKLOG)
-        except OSError as problem:
-            listener.close()
-            raise StartError(
-                f"cannot listen at {self.path}: {problem.strerror}; change `listen`"
-            ) from problem
-        self._socket = listener
-        asyncio.get_running_loop().add_reader(listener, self._accept)
+        self._listener.start(self.options.socket_mode)
 
     async def stop(self) -> None:
         """Close every connection and the socket. Idempotent."""
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
-            with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
+        self._listener.stop()
         for connection in list(self.connections):
             connection.close("daemon stops")
         if self._attaching:
             await asyncio.wait(self._attaching)
         self._service.residences.close()
 
-    def _accept(self) -> None:
-        """Accept the connections that wait, up to MAX_ACCEPTED of them."""
-        assert self._socket is not None
-        for _ in range(MAX_ACCEPTED):
-            try:
-                accepted, _ = self._socket.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as problem:  # out of descriptors: the peer waits in the backlog
-                log.warning("cannot accept a local client: %s; raise `ulimit -n`", problem.strerror)
-                rest(self._socket, self._accept)
-                return
-            self._admit(accepted)
-
     def _admit(self, accepted: socket.socket) -> None:
         """Serve an accepted connection, or close it where there are too many."""
-        accepted.setblocking(False)
         _, uid, gid = peer_of(accepted)
         is_stranger = self._access.is_stranger(uid, gid)
         if is_stranger and len(self._strangers) >= MAX_STRANGERS:
             self.counters["of no tenant"] += 1
-            if is_power_of_two(self.counters["of no tenant"]):  # a flood does not fill the log
+            if is_power_of_two(self.counters["of no tenant"]):
                 log.warning("closed a connection to %s: uid %d belongs to no tenant", self.path, uid)
             accepted.close()
             return
@@ -389,44 +353,6 @@ class LocalServer:
             except (CopyError, SharedMemoryError) as problem:  # its memory was to be made, and there is none
                 raise error("UNKNOWN_EXTENT", f"extent {number}: {problem}") from problem
         connection.reply(frame, local_pb2.MapExtentsResponse(extents=request.extents), fds=fds)
-
-
-def rest(listener: socket.socket, accept: Callable[[], None]) -> None:
-    """Stop accepting for REST_S.
-
-    A listener with a waiting connection stays readable, and failing to accept it would fill the event loop.
-    """
-    loop = asyncio.get_running_loop()
-    loop.remove_reader(listener)
-
-    def go_on() -> None:
-        if listener.fileno() >= 0:  # it was not closed meanwhile
-            loop.add_reader(listener, accept)
-
-    loop.call_later(REST_S, go_on)
-
-
-def is_power_of_two(number: int) -> bool:
-    """Return whether an event that happened `number` times is to be reported again."""
-    return number & (number - 1) == 0
-
-
-def remove_stale_socket(path: Path) -> None:
-    """Remove the socket a dead daemon left at `path`. Raises StartError when a living one listens there."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            try:
-                path.unlink()
-            except OSError as problem:
-                raise StartError(f"cannot remove the dead socket {path}: {problem.strerror}") from problem
-            return
-        except PermissionError as problem:
-            raise StartError(f"{path} is another user's socket; change `listen`") from problem
-    raise StartError(f"another daemon listens at {path}; stop it, or change `listen`")
 
 
 def _bug(frame: Frame) -> ApplianceError:

@@ -13,7 +13,6 @@ shared memory.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -25,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.shares import Shares
-from ..errors import StartError
 from .local_connection import peer_of
-from .local_server import BACKLOG, MAX_ACCEPTED, MAX_STRANGERS, is_power_of_two, remove_stale_socket, rest
+from .local_server import MAX_STRANGERS
+from .unix_listener import UnixListener, is_power_of_two, remove_stale_socket, start_errors
 
 if TYPE_CHECKING:
     from ..security.principals import Principal
@@ -59,6 +58,7 @@ class PeerCredentialProxy:
         is_stranger: Callable[[int, int], bool] = lambda uid, gid: False,
     ) -> None:
         self.path = path
+        self._listener = UnixListener(path, self._admit)
         self.inner = path.with_name(path.name + INNER_SUFFIX)
         self._mode = mode
         self.counters: Counter[str] = Counter()  # connections closed at once, by reason; calls that were held
@@ -66,7 +66,6 @@ class PeerCredentialProxy:
         self._is_stranger = is_stranger
         self._shares = Shares(MAX_CONNECTIONS)
         self._num_strangers = 0
-        self._socket: socket.socket | None = None
         self._peers: dict[str, tuple[int, int]] = {}  # user and group, by gRPC's name of a connection
         self._connections: dict[str, _ProxiedConnection] = {}  # by the same name
         self._open_calls_end_at: dict[str, float] = {}  # of each user, at OPEN_CALLS_PER_S
@@ -109,45 +108,17 @@ class PeerCredentialProxy:
 
     def start(self) -> None:
         """Listen. The inner server must do so already. Raises StartError."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
+        with start_errors(self.path):
             os.chmod(self.inner, 0o600)
-            listener.bind(str(self.path))
-            os.chmod(self.path, self._mode)
-            listener.listen(BACKLOG)
-        except OSError as problem:
-            listener.close()
-            raise StartError(
-                f"cannot listen at {self.path}: {problem.strerror}; change `listen`"
-            ) from problem
-        self._socket = listener
-        asyncio.get_running_loop().add_reader(listener, self._accept)
+        self._listener.start(self._mode)
 
     def stop(self) -> None:
         """Close the socket and every connection. Idempotent."""
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
-            for path in (self.path, self.inner):
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+        if self._listener.socket is not None:
+            self._listener.stop()
+            self.inner.unlink(missing_ok=True)
         for connection in list(self._connections.values()):
             connection.close()
-
-    def _accept(self) -> None:
-        """Accept the connections that wait, up to MAX_ACCEPTED of them."""
-        assert self._socket is not None
-        for _ in range(MAX_ACCEPTED):
-            try:
-                outer, _ = self._socket.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as problem:  # out of descriptors: the peer waits in the backlog
-                log.warning("cannot accept a client: %s; raise `ulimit -n`", problem.strerror)
-                rest(self._socket, self._accept)
-                return
-            self._admit(outer)
 
     def _admit(self, outer: socket.socket) -> None:
         """Join an accepted connection to the server, or close it when its user may have no more."""
@@ -164,7 +135,7 @@ class PeerCredentialProxy:
     def _turn_away(self, outer: socket.socket, reason: str, why: str) -> None:
         outer.close()
         self.counters[reason] += 1
-        if is_power_of_two(self.counters[reason]):  # a flood does not fill the log
+        if is_power_of_two(self.counters[reason]):
             log.warning("closed a connection to %s: %s (%d such)", self.path, why, self.counters[reason])
 
     def _leave(self, uid: int, is_stranger: bool) -> None:
@@ -176,7 +147,6 @@ class PeerCredentialProxy:
         name = f"kvtier-{secrets.token_hex(16)}"
         try:
             inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            outer.setblocking(False)
             inner.bind(f"\0{name}")
             inner.connect(str(self.inner))
         except OSError as problem:  # the server ends, or its backlog is full

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.security.principals import COMMON, Principal
-from kvtier.appliance.server import local_server, peer_credential_proxy
+from kvtier.appliance.server import peer_credential_proxy, unix_listener
 from kvtier.appliance.server.peer_credential_proxy import PeerCredentialProxy
 
 from ..appliance.loops import run, turns
@@ -66,7 +66,7 @@ def test_every_byte_arrives_both_ways_when_nobody_reads_for_a_while(tmp_path: Pa
 
 def test_out_of_descriptors_it_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who cannot be accepted keeps the listener ready: trying again at once was all that the loop did."""
-    monkeypatch.setattr(local_server, "REST_S", 3600.0)
+    monkeypatch.setattr(unix_listener, "REST_S", 3600.0)
     tries: list[int] = []
 
     class Exhausted(socket.socket):
@@ -78,12 +78,12 @@ def test_out_of_descriptors_it_rests(tmp_path: Path, monkeypatch: pytest.MonkeyP
         proxy = PeerCredentialProxy(tmp_path / "g.sock", 0o660, who)
         async with await asyncio.start_unix_server(lambda *_: None, proxy.inner):
             proxy.start()
-            assert proxy._socket is not None
-            listener = proxy._socket = Exhausted(fileno=proxy._socket.detach())
+            assert proxy._listener.socket is not None
+            listener = proxy._listener.socket = Exhausted(fileno=proxy._listener.socket.detach())
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
                 peer.connect(str(proxy.path))
                 asyncio.get_running_loop().remove_reader(listener)
-                asyncio.get_running_loop().add_reader(listener, proxy._accept)
+                asyncio.get_running_loop().add_reader(listener, proxy._listener.accept)
                 await turns(50)
                 assert len(tries) == 1
             proxy.stop()
@@ -92,7 +92,7 @@ def test_out_of_descriptors_it_rests(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_after_a_rest_it_accepts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_server, "REST_S", 0.0)
+    monkeypatch.setattr(unix_listener, "REST_S", 0.0)
     accepted = asyncio.Event()
 
     async def main() -> None:
@@ -100,11 +100,11 @@ def test_after_a_rest_it_accepts_again(tmp_path: Path, monkeypatch: pytest.Monke
             listener.bind(str(tmp_path / "g.sock"))
             listener.listen()
             asyncio.get_running_loop().add_reader(listener, accepted.set)
-            local_server.rest(listener, accepted.set)
+            unix_listener.rest(listener, accepted.set)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
                 peer.connect(str(tmp_path / "g.sock"))
                 await accepted.wait()
-            local_server.rest(listener, accepted.set)
+            unix_listener.rest(listener, accepted.set)
         await turns(5)  # it was closed while it rested
 
     run(main())
