@@ -2,15 +2,11 @@
 
 Opening another process's memory or event, and closing it, may block for as long as that process, or any
 other, keeps the device busy; closing reportedly waits for the device. Each mapping is therefore made, and
-given back, on a thread of its own (`apart`).
+given back, on a thread of its own (detached.py).
 """
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from typing import TypeVar
 
 from ...tiers.block import Geometry
 from ...tiers.gpu.device.contract import Event, Stream
@@ -18,8 +14,6 @@ from ...tiers.gpu.pages.gather import PageLane
 from ...tiers.gpu.pages.layouts import PageLayout, PageTensor, page_table
 from ...tiers.gpu.pages.pages import RegisteredPages
 from ...v1 import direct_pb2
-
-R = TypeVar("R")
 
 MAX_EXPORTED_EVENTS = 256  # of one registration
 
@@ -94,20 +88,3 @@ def map_pages(lane: PageLane, geometry: Geometry, request: direct_pb2.RegisterPa
                 taken.callback(device.recycle, event)
         pages = RegisteredPages(page_table(layout_of(request), geometry, addresses))
         return PageMapping(lane, pages, loads, saves, events, sets, handles, taken.pop_all())
-
-
-def apart(call: Callable[[], R], name: str) -> "Future[R]":
-    """Run `call` on a daemon thread of its own, which keeps neither others nor the process's end waiting."""
-    future: Future[R] = Future()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as problem:
-            future.set_exception(problem)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

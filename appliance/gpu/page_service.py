@@ -31,6 +31,7 @@ from ...tiers.gpu.pages.pages import PageIdError
 from ...tiers.memory.places import I64
 from ...v1 import direct_pb2
 from ..core.shares import Shares
+from ..detached import apart
 from ..errors import ApplianceError, error
 from ..replies import AnswerQueue
 from ..security.callers import Caller
@@ -38,7 +39,7 @@ from ..security.client_registry import ConnectedClient
 from ..server.cache_service import CacheService
 from ..transfer.lanes import Route
 from .deliveries import PageDelivery, PageGet
-from .mapping import apart, layout_of, map_pages
+from .mapping import layout_of, map_pages
 from .page_puts import PagePuts
 from .registrations import (
     MAX_DELIVERIES,

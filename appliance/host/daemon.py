@@ -22,6 +22,7 @@ from ...tiers.memory.keeper import Keeper
 from ...v1.addresses import socket_path
 from ..config import Loaded, Settings, bandwidth_shares_of
 from ..core.events import ColdEdgeOpened, DrainStarted
+from ..detached import detached
 from ..errors import StartError, error
 from ..event_log import MAX_BLOCK_EVENTS, EventLog
 from ..fleet.tickets import PeerService
@@ -44,7 +45,6 @@ from ..server.streams import MAX_STREAM_PUT_BYTES, PutBuffers
 from ..server.verify_service import VerifyService
 from .adoption import Adoption
 from .assembly import Assembly, assemble
-from .detached import detached
 from .policy_watch import watch
 from .reload import Reload
 from .wiring import (

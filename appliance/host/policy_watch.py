@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .detached import detached
+from ..detached import detached
 
 POLL_S = 1.0
 

@@ -32,6 +32,7 @@ from ..config import (
 )
 from ..core.events import PolicyChanged
 from ..core.planner import Planner
+from ..detached import detached
 from ..errors import ApplianceError, StartError, error
 from ..preflight.checks_host import check_memory
 from ..preflight.facts import Facts, gather_host
@@ -39,7 +40,6 @@ from ..preflight.table import RELOAD, examine, failed, sentence
 from ..preflight.verdicts import CheckVerdict
 from ..security.key_rotation import KeyRotation
 from ..server.ports import AppliedPolicy, ReloadStatus
-from .detached import detached
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ because the next start would be, and the administrator that reloads can mend it;
 noticed is reported in the log, in the status and to Prometheus.
 
 Keys are used in the cold store's own thread: a tenant's key may be made or destroyed at the same time. The
-file is read elsewhere (host/detached.py): one that hangs must not hold up the store. What an object store
+file is read elsewhere (detached.py): one that hangs must not hold up the store. What an object store
 keeps is wrapped anew in the background, as soon as it answers.
 """
 

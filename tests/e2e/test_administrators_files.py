@@ -120,7 +120,7 @@ def test_a_policy_file_that_hangs_does_not_hold_up_the_end(tmp_path: Path, recor
 def test_a_read_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
     program = """
 import asyncio, os
-from kvtier.appliance.host.detached import detached
+from kvtier.appliance.detached import detached
 
 async def main():
     ours, theirs = os.pipe()

@@ -77,8 +77,8 @@ STATE = [
             _FILES + "test_a_policy_file_that_hangs_does_not_hold_up_the_end",
             _FILES + "test_a_read_that_hangs_does_not_hold_up_the_end_of_the_process",
         ),
-        "appliance/host/detached.py",
-        (('name="kvtier-read", daemon=True', 'name="kvtier-read", daemon=False'),),
+        "appliance/detached.py",
+        (("name=name, daemon=True", "name=name, daemon=False"),),
     ),
     Mend(
         "8c",
@@ -95,7 +95,7 @@ STATE = [
         "of 80, 34 are told NO_ANSWER and 2 NOT_RUNNING",
         "{connected_at_once:.0f} of 300 wait in the queue of each socket, and are served",
         (_OVERLOAD + "test_connections_that_come_together_wait",),
-        "appliance/server/local_server.py",
+        "appliance/server/unix_listener.py",
         (("BACKLOG = 4096", "BACKLOG = 128"),),
     ),
     Mend(

@@ -13,11 +13,8 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-async def detached(function: Callable[[], Result]) -> Result:
-    """Return what `function` returns, or raise what it raises; it runs in a daemon thread.
-
-    Cancelling this leaves the thread behind, and what it returns is dropped.
-    """
+def apart(function: Callable[[], Result], name: str = "kvtier-read") -> "Future[Result]":
+    """Return what `function` will return, or raise; it runs in a daemon thread of its own."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()
 
@@ -29,5 +26,13 @@ async def detached(function: Callable[[], Result]) -> Result:
         else:
             future.set_result(result)
 
-    threading.Thread(target=run, name="kvtier-read", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+async def detached(function: Callable[[], Result]) -> Result:
+    """Return what `function` returns, or raise what it raises; it runs in a daemon thread.
+
+    Cancelling this leaves the thread behind, and what it returns is dropped.
+    """
+    return await asyncio.wrap_future(apart(function))
