@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol
 
-from ...tiers.base import Buffer, Cause, CopyItem, CopyOutcome, Encryption
-from ...tiers.block import FragmentLabel
+from ...tiers.base import Cause, CopyItem, CopyOutcome
+from ...tiers.cold.engine import ColdStore
 from ...tiers.cold.record_io import stored_bytes
 from ...v1.shm import PAGE_BYTES
 
@@ -23,30 +22,10 @@ from ...v1.shm import PAGE_BYTES
 NOT_WRITTEN = (Cause.IO_ERROR, Cause.SHORT_TRANSFER)
 
 
-class RecordStore(Protocol):
-    """The part of the cold store that moves records."""
-
-    def read_batch(
-        self, items: list[tuple[int, FragmentLabel, Buffer]], *, as_stored: bool
-    ) -> list[CopyOutcome]:
-        """Fill the buffers; one outcome per item."""
-        ...
-
-    def write_batch(
-        self,
-        items: list[tuple[int, FragmentLabel, Buffer]],
-        *,
-        as_stored: bool,
-        encryptions: Sequence[Encryption | None],
-    ) -> list[CopyOutcome]:
-        """Store the payloads; one outcome per item."""
-        ...
-
-
 class ForwardCopier:
     """Implements `Copier` from the cold store to itself. `pool` belongs to the caller."""
 
-    def __init__(self, store: RecordStore, pool: Executor) -> None:
+    def __init__(self, store: ColdStore, pool: Executor) -> None:
         self._store = store
         self._pool = pool
 
