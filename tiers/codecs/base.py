@@ -15,6 +15,9 @@ into `into`, fills it whole or raises, and needs no memory beyond a small multip
 """
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -168,3 +171,17 @@ def words_of(payload: Buffer) -> NDArray[np.uint16]:
     words = array if array.flags.aligned else array.copy()
     words.flags.writeable = False
     return words
+
+
+@cache
+def loops_of(module: str) -> ModuleType:
+    """Return a module of kernels/: compiled loops. Without numba raises CodecMissing, saying what to install.
+
+    numba is imported with the first use: it takes half a second, and a daemon without compression should not
+    pay it."""
+    try:
+        return import_module(f".kernels.{module}", __package__)
+    except ImportError as error:
+        raise CodecMissing(
+            f"{module} loops need numba ({error}); pip install 'kvtier[codecs]', or name codec planes"
+        ) from error

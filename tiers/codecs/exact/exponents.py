@@ -4,33 +4,19 @@
 
 A part is the K or the V of one layer: their exponents lie elsewhere, so each has a window of its own. What
 does not fill a block of 512 values in the end of a part goes as it is into the tail. The loops are in
-kernels/exponents.py; numba is imported with the first use, because it takes half a second and a daemon
-without compression should not pay it.
+kernels/exponents.py.
 """
 
-from functools import cache, lru_cache
-from types import ModuleType
+from functools import lru_cache
 
 import numpy as np
 
 from ...base import Buffer
-from ..base import CodecError, CodecMissing, DoesNotFit, ExactCodec, Shape, words_of
+from ..base import CodecError, DoesNotFit, ExactCodec, Shape, loops_of, words_of
 
 _ALIGNMENT = 64
 MAX_PARTS = 1 << 16
 _MAX_SHAPES = 256
-
-
-@cache
-def kernels() -> ModuleType:
-    """Return the compiled loops. Raises CodecError, saying what to install, when numba is missing."""
-    try:
-        from ..kernels import exponents
-    except ImportError as error:
-        raise CodecMissing(
-            f"codec exponents needs numba ({error}); pip install 'kvtier[codecs]', or name codec planes"
-        ) from error
-    return exponents
 
 
 class Exponents(ExactCodec):
@@ -55,7 +41,7 @@ class Exponents(ExactCodec):
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit when too many exponents are outside their windows."""
-        layout, loops = layout_of(shape), kernels()
+        layout, loops = layout_of(shape), loops_of("exponents")
         values = words_of(payload)
         whole = np.frombuffer(into, np.uint8)
         if whole.size < layout.exceptions_at:
@@ -72,7 +58,7 @@ class Exponents(ExactCodec):
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
-        layout, loops = layout_of(shape), kernels()
+        layout, loops = layout_of(shape), loops_of("exponents")
         source = np.frombuffer(stored, np.uint8)
         if source.size < layout.exceptions_at:
             raise CodecError(f"exponents: {source.size} of {layout.exceptions_at} bytes or more")

@@ -7,14 +7,13 @@ not fill a unit of 256 values in the end of a part goes as it is into the tail. 
 kernels/float8.py.
 """
 
-from functools import cache, lru_cache
-from types import ModuleType
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from ...base import Buffer
-from ..base import CodecError, CodecMissing, DoesNotFit, ExactCodec, Shape
+from ..base import CodecError, DoesNotFit, ExactCodec, Shape, loops_of
 
 #: Bits of mantissa of the types there are.
 MANTISSAS: Final = {"float8_e4m3fn": 3, "float8_e5m2": 2}
@@ -22,18 +21,6 @@ UNIT, BLOCK_UNITS = 256, 16
 MAX_PARTS = 1 << 16
 _ALIGNMENT = 64
 _MAX_SHAPES = 256
-
-
-@cache
-def kernels() -> ModuleType:
-    """Return the compiled loops. Raises CodecError, saying what to install, when numba is missing."""
-    try:
-        from ..kernels import float8
-    except ImportError as error:
-        raise CodecMissing(
-            f"codec float8 needs numba ({error}); pip install 'kvtier[codecs]', or name codec planes"
-        ) from error
-    return float8
 
 
 class Float8(ExactCodec):
@@ -56,7 +43,7 @@ class Float8(ExactCodec):
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit when the exponents spread too much."""
-        layout, loops = layout_of(shape), kernels()
+        layout, loops = layout_of(shape), loops_of("float8")
         values, target = np.frombuffer(payload, np.uint8), np.frombuffer(into, np.uint8)
         values.flags.writeable = False  # loops are compiled for one kind of memory, not for two
         length: int = loops.pack(values, layout.num_parts, layout.mantissa, layout.where, target)
@@ -66,7 +53,7 @@ class Float8(ExactCodec):
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
-        layout, loops = layout_of(shape), kernels()
+        layout, loops = layout_of(shape), loops_of("float8")
         source, values = np.frombuffer(stored, np.uint8), np.frombuffer(into, np.uint8)
         if source.size < layout.least_bytes:
             raise CodecError(f"float8: {source.size} of {layout.least_bytes} bytes or more")

@@ -14,16 +14,14 @@ bits, five times their error).
 """
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 from math import gcd
-from types import ModuleType
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import CodecError, CodecMissing, DoesNotFit, Exactness
+from ..base import CodecError, DoesNotFit, Exactness, loops_of
 from .profile import Rule
 
 Words: TypeAlias = NDArray[np.uint16]  # [token, head, dim] of one layer and plane, float16 or bfloat16
@@ -169,20 +167,12 @@ class IntSegments:
         """Encode heads of `units` [unit, token, head, dim], zeros in between.
         Raises DoesNotFit for what is not finite."""
         assert into.size >= self._end
-        if not kernels().encode_int(units, self._table, _INSETS, self._is_half, into):
+        if not loops_of("quantised").encode_int(units, self._table, _INSETS, self._is_half, into):
             raise DoesNotFit
 
     def decode(self, stored: Bytes, units: Words) -> None:
         """Fill the heads of `units` [unit, token, head, dim] from what `encode` wrote. Raises CodecError."""
-        if stored.size < self._end or not kernels().decode_int(units, self._table, self._is_half, stored):
+        if stored.size < self._end or not loops_of("quantised").decode_int(
+            units, self._table, self._is_half, stored
+        ):
             raise CodecError("quantised: too short, or a scale that is not finite")
-
-
-@cache
-def kernels() -> ModuleType:
-    """Return the compiled loops of intN. Raises CodecError, saying what to install, when numba is missing."""
-    try:
-        from ..kernels import quantised
-    except ImportError as error:
-        raise CodecMissing(f"profiles need numba ({error}); pip install 'kvtier[codecs]'") from error
-    return quantised

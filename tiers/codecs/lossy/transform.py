@@ -17,13 +17,11 @@ Nothing is clipped: what has no symbol is an escape with its value in full, so t
 """
 
 import struct
-from functools import cache
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import CodecError, CodecMissing, DoesNotFit, Exactness
+from ..base import CodecError, DoesNotFit, Exactness, loops_of
 from .profile import ProfileError, Rule
 from .quantised import Bytes, Words
 from .transform_table import TransformTable
@@ -59,7 +57,7 @@ class TransformSegment:
         """Fill the beginning of `into` from `words` [token, head, dim]; see SegmentCoder."""
         table = self._table
         values = np.empty((words.shape[0], table.num_dims), np.float32)
-        kernels()[0].widen_heads(words, self._rule.first_head, self._is_half, values)
+        loops_of("floats").widen_heads(words, self._rule.first_head, self._is_half, values)
         with np.errstate(all="ignore"):
             steps = np.rint(((values - table.mean) @ table.forward) / self._step)
         if not np.abs(steps).max() < _LARGEST_STEPS:  # not a number is not less, either
@@ -67,7 +65,7 @@ class TransformSegment:
         states = np.empty(8, np.uint32)
         stream = np.empty(max(0, into.size - _HEAD.size) // 2, np.uint16)
         escapes = np.empty(steps.size // _MAX_ESCAPES_SHARE + 1, np.int32)
-        num_words, num_escapes = kernels()[1].encode(
+        num_words, num_escapes = loops_of("rans").encode(
             steps.astype(np.int32), table.classes, table.frequencies, table.starts, states, stream, escapes
         )
         escapes_end = _HEAD.size + 4 * num_escapes
@@ -97,7 +95,7 @@ class TransformSegment:
         steps = np.empty((words.shape[0], table.num_dims), np.float32)
         is_far = np.empty(words.shape[0], np.bool_)
         states = np.array(first_states, np.uint32)
-        if not kernels()[1].decode(
+        if not loops_of("rans").decode(
             stream,
             states,
             escapes,
@@ -109,7 +107,9 @@ class TransformSegment:
             is_far,
         ):
             raise CodecError("transform: the stream does not come out even")
-        kernels()[0].narrow_heads(self._values(steps, is_far), self._rule.first_head, self._is_half, words)
+        loops_of("floats").narrow_heads(
+            self._values(steps, is_far), self._rule.first_head, self._is_half, words
+        )
 
     def _values(self, steps: NDArray[np.float32], is_far: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Return the values of whole steps [token, coefficient]: the same bits wherever this is done."""
@@ -120,13 +120,3 @@ class TransformSegment:
         sums *= self._step / np.float32(1 << table.shift)
         sums += table.mean
         return sums
-
-
-@cache
-def kernels() -> tuple[ModuleType, ModuleType]:
-    """Return the compiled loops, of floats and of the coder. Raises CodecError, saying what to install."""
-    try:
-        from ..kernels import floats, rans
-    except ImportError as error:
-        raise CodecMissing(f"profiles need numba ({error}); pip install 'kvtier[codecs]'") from error
-    return floats, rans
