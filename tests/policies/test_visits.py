@@ -1,5 +1,7 @@
 """Visits: which turn it is, what is shared, and what of that a price may depend on."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -12,10 +14,12 @@ from kvtier.policies.urgency.visits import (
     NEXT,
     PRIVATE,
     PUBLIC,
+    SHARED_UP_TO,
     SIZES,
     Visit,
     features_of,
     gap_bins_of,
+    kind_of,
 )
 from kvtier.tiers.block import Urgency
 
@@ -83,3 +87,17 @@ def test_uses_are_told_apart_in_thirds_of_a_doubling_and_lie_on_a_line_up_to_eig
     assert places[1] - places[0] == pytest.approx(1.0), "a doubling is a step"
     assert places[3] - places[0] == pytest.approx(2.0)
     assert places[-2] == places[-1] == 3.0
+
+
+def test_kinds_follow_the_number_of_forks() -> None:
+    assert kind_of(0) == PRIVATE
+    assert [kind_of(n) for n in (1, 2, 3, 4, 15, 16, 10_000)] == [3, 4, 4, 5, 6, 7, 7]
+    assert math.isinf(SHARED_UP_TO[-1])
+
+
+def test_a_next_turn_begins_with_all_of_the_last_one_but_a_partial_block() -> None:
+    last = Visit(0.0, 0, 9, num_blocks=10, num_known=0)
+    assert Visit(5.0, 0, 9, 12, 10).continues(last, 10)
+    assert Visit(5.0, 0, 9, 12, 9).continues(last, 9)
+    assert not Visit(5.0, 0, 9, 12, 8).continues(last, 8)
+    assert not Visit(5.0, 0, 0, 2, 1).continues(Visit(0.0, 0, 0, 2, 0), 1), "one block is no conversation"

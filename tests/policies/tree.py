@@ -24,6 +24,8 @@ from kvtier.policies.base import (
     Victim,
 )
 from kvtier.policies.costs import CostModel
+from kvtier.policies.urgency.forecast import Forecast
+from kvtier.policies.urgency.policy import UrgencyEviction
 from kvtier.tiers.block import Geometry, Tier, Urgency
 
 NO_ROW = -1
@@ -33,6 +35,11 @@ GEOMETRY = Geometry(num_layers=2, num_kv_heads=1, head_dim=64, block_tokens=16, 
 def name(*path: object) -> bytes:
     """Return a prefix hash for tests."""
     return hashlib.sha256(repr(path).encode()).digest()
+
+
+def chain_of(*path: object, length: int) -> list[bytes]:
+    """Return the names of a chain's blocks."""
+    return [name(*path, number) for number in range(length)]
 
 
 class Facts:
@@ -352,3 +359,9 @@ class Tree:
             del self.rows[self.facts.prefix_hash[row]]
             self.num_children_here.pop(row, None)
             self.facts.remove(row)
+
+
+def plant(capacity: int) -> tuple[Tree, Forecast]:
+    """Return a tree under the urgency policy, and what that learns."""
+    tree = Tree(UrgencyEviction, capacity)
+    return tree, next(one for one in tree.observers if isinstance(one, Forecast))
