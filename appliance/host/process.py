@@ -186,7 +186,7 @@ def tune_garbage_collector() -> None:
 
     The catalog's objects have no cycles, yet with the default thresholds the collector walked them every
     second put: 0.6 of the 1.5 ms that a put of 64 blocks took. What is here now is exempt, young objects
-    are looked at in small portions (2,000 took up to 6.3 ms beside others that use the memory), and the
+    are looked at in small portions (2,000 took up to 8 ms beside others that use the memory), and the
     oldest generation, which takes long to walk and stops every thread, is left alone.
     """
     gc.collect()

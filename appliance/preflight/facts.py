@@ -23,7 +23,7 @@ from google import protobuf
 
 from ... import __version__, native
 from ...sources.objects.fleet_keys import FleetKeys
-from ...sources.objects.opening import open_store
+from ...sources.objects.opening import open_store, step_behind
 from ...sources.objects.probe import ProbeResult, StoreProbe
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import StoreLimits, travels_plain
@@ -376,6 +376,8 @@ def gather_fleet_keys(settings: Settings) -> FleetKeysTrial:
 
 
 def _try_fleet_keys(path: Path, url: str) -> FleetKeysTrial:
+    """In a thread of its own: when a daemon starts it may be the first that asks the client library."""
+    step_behind()
     limits = StoreLimits(connect_s=1.0, idle_s=1.0, request_s=STORE_WAIT_S, num_retries=0, retry_s=0.0)
     try:
         keys = FleetKeys(load_master_keys(path))

@@ -17,12 +17,10 @@ of erased tenants, too. While a tenant is being erased nothing of it is exported
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -30,6 +28,7 @@ from typing import Any, Final, TypeAlias
 from ...sources.objects.fleet_keys import LOOK_S, FleetKeys, erase_tenant
 from ...sources.objects.keys import Epochs
 from ...sources.objects.layout import BundleError
+from ...sources.objects.opening import step_behind
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore, StoreLimits
 from ...sources.objects.usage import StoreUsage
@@ -106,7 +105,7 @@ class ObjectEdge:
         self._deliver = deliver
         self._clock = clock
         self._now_s = now_s
-        self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 1, "kvtier-object", initializer=_step_behind)
+        self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 1, "kvtier-object", initializer=step_behind)
         self._transfer: BundleTransfer | None = None
         self._store: ObjectStore | None = None
         self._queues: dict[type[Work], TenantTurns[Work]] = {kind: TenantTurns() for kind in KINDS}
@@ -409,13 +408,6 @@ class ObjectEdge:
         for copy, items in fetch.batches:
             if copy in copies:
                 self._deliver(CopyFinished(copy, [CopyOutcome(cause)] * len(items)))
-
-
-def _step_behind() -> None:
-    """Let this thread, and those that the client library starts from it, never take the processor from a
-    thread that runs: local calls beside exports took 12 % longer. Their share of it stays the same."""
-    with suppress(OSError):  # a sandbox may forbid it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 @dataclass(slots=True)
