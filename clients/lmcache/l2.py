@@ -140,7 +140,8 @@ class KvtierL2Adapter(L2AdapterInterface):
     def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
         """Fill objects. Their memory is LMCache's until the task is done."""
         if self._loads.is_busy:
-            promote = lambda: self._promote(keys, objects)  # noqa: E731
+            forms = [_form_of(one) for one in objects]  # now: they may be LMCache's again by then
+            promote = lambda: self._promote(keys, forms)  # noqa: E731
             self._lookups.submit(lambda: self.guard.ask("promote", promote))
         work = lambda store: self._load(store, keys, objects)  # noqa: E731
         return self._submit_question(self._loads, work, len(keys), self._load_done)
@@ -218,8 +219,8 @@ class KvtierL2Adapter(L2AdapterInterface):
             found += [member for member, here in zip(members, is_stored, strict=True) if here]
         return found
 
-    def _promote(self, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> None:
-        for kind, members in self._by_kind(keys, [_form_of(one) for one in objects]).items():
+    def _promote(self, keys: Sequence[ObjectKey], forms: Sequence[Form]) -> None:
+        for kind, members in self._by_kind(keys, forms).items():
             self._lookups.store.promote(kind, [_name(keys[member]) for member in members])
 
     def _load(self, store: ChunkStore, keys: Sequence[ObjectKey], objects: Sequence[Any]) -> list[int]:
@@ -268,7 +269,6 @@ class _Worker:
 
     def __init__(self, what: str, store: ChunkStore) -> None:
         self.store = store
-        self._is_working = False
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_QUEUED_TASKS)
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{what}", daemon=True)
         self._thread.start()
@@ -276,7 +276,7 @@ class _Worker:
     @property
     def is_busy(self) -> bool:
         """Whether one more task would wait."""
-        return self._is_working or not self._tasks.empty()
+        return self._tasks.unfinished_tasks > 0
 
     def submit(self, task: Callable[[], None]) -> bool:
         """Queue a task; False when the queue is full."""
@@ -293,9 +293,10 @@ class _Worker:
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
-            self._is_working = True
-            task()
-            self._is_working = False
+            try:
+                task()
+            finally:
+                self._tasks.task_done()
 
 
 def _form_of(memory_object: Any) -> Form:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import select
 import subprocess
 import sys
@@ -237,6 +238,32 @@ def test_a_full_queue_is_a_miss_at_once(adapter: Any, monkeypatch: pytest.Monkey
     assert not any(answer.test(0) for answer in refused)
     assert adapter.guard.causes[l2.QUEUE_FULL] == len(refused)
     go_on.set()
+
+
+def test_what_a_load_behind_others_reads_is_promoted(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, promoted = threading.Event(), queue.SimpleQueue[tuple[int, int]]()
+    original = ChunkStore.read
+
+    def slow(*arguments: Any) -> Any:
+        assert go_on.wait(WAIT_MS / 1000)
+        return original(*arguments)
+
+    def promote(store: ChunkStore, kind: Any, names: Any) -> None:
+        promoted.put((kind.chunk_bytes, len(names)))
+
+    monkeypatch.setattr(ChunkStore, "read", slow)
+    monkeypatch.setattr(ChunkStore, "promote", promote)
+    keys, back = keys_of(3, "behind"), objects_of(3)
+    store(adapter, keys, objects_of(3, seed=12))
+    parts = slice(0, 1), slice(1, 3)
+    pending = {adapter.submit_load_task(keys[part], back[part]) for part in parts}
+    assert promoted.get(timeout=WAIT_MS / 1000) == (NUM_ELEMENTS * 4, 2)
+    go_on.set()
+    while pending:
+        wait(adapter.get_load_event_fd())
+        pending = {task for task in pending if adapter.query_load_result(task) is None}
+    assert promoted.empty(), "nothing was before the first"
+    assert all(equal(back, objects_of(3, seed=12)))
 
 
 def test_the_daemon_dies_between_lookup_and_load(tmp_path: Any) -> None:
