@@ -109,8 +109,8 @@ def run(pythons: dict[str, str], given: argparse.Namespace) -> Samples:
 def report(runs: list[Samples], versions: list[str]) -> str:
     """Return a table of the first tokens, and one of the workload.
 
-    An engine is quicker or slower than another that was started alike for as long as it lives, so what it is
-    to this environment's is told run by run."""
+    An engine is quicker or slower than another that was started alike for as long as it lives. So each run,
+    one life of every engine, gives one ratio of medians; told are the median of these and its interval."""
     first, workload_rows = [], []
     for version in versions:
         ratios = [_found(one, version) / _found(one, HERE) for one in runs]
@@ -122,8 +122,7 @@ def report(runs: list[Samples], versions: list[str]) -> str:
                 version,
                 f"{1000 * statistics.median(_own(one, version) for one in runs):.1f}",
                 f"{1000 * statistics.median(_found(one, version) for one in runs):.1f}",
-                f"{statistics.median(ratios) - 1:+.1%}",
-                f"{statistics.median(by_own) - 1:+.1%}",
+                *(f"{value - 1:+.1%}" for value in (*interval(ratios), *interval(by_own))),
                 " ".join(f"{ratio - 1:+.0%}" for ratio in ratios),
             ]
         )
@@ -131,8 +130,9 @@ def report(runs: list[Samples], versions: list[str]) -> str:
             works = [ratio for one in runs for ratio in one[version]["work"]]
             bounds = [*interval(rounds), *interval(works)]
             workload_rows.append([version, *(f"{value - 1:+.1%}" for value in bounds), str(len(rounds))])
-    heads = ["vLLM", "own ms", "found ms", "to this one", "by its own", "of each run"]
-    ends = ["vLLM", "more time", "95 % from", "to", "more CPU", "95 % from", "to", "rounds"]
+    bounds_of = ["95 % from", "to"]
+    heads = ["vLLM", "own ms", "found ms", "to this one", *bounds_of, "by its own", *bounds_of, "of each run"]
+    ends = ["vLLM", "more time", *bounds_of, "more CPU", *bounds_of, "rounds"]
     return render(heads, first) + "\n\n" + render(ends, workload_rows)
 
 
