@@ -10,6 +10,7 @@ everywhere.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 1,
         },
     ),
+    # 8 layers, 16 KiB of KV per token; 9,500 words of one token each, which LMCache's workloads draw from
+    "words": (
+        "LlamaConfig",
+        {
+            **_LLAMA,
+            "vocab_size": 9728,
+            "hidden_size": 512,
+            "intermediate_size": 1408,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+        },
+    ),
 }
 
 
@@ -178,7 +193,7 @@ def make(name: str, seed: int = 0) -> Path:
                 weight.normal_(std=_spread(label, weight.shape[1]))
     folder = FOLDER / name
     model.save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    (_tokenizer_of_words() if name == "words" else _tokenizer()).save_pretrained(folder)
     return folder
 
 
@@ -209,9 +224,35 @@ def _tokenizer() -> Any:
     )
 
 
+def _tokenizer_of_words() -> Any:
+    """Return one that knows made-up words, and what LMCache's prompts say beside such; with a template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    said = "Session [Session history] You are a helpful assistant. help hi tell Hello x"
+    words = [*said.split(), *map(str, range(100)), *(f"{number}." for number in range(100))]
+    first, second = "bdfgklmnprstvz", "aeiou"
+    words += map("".join, itertools.islice(itertools.product(first, second, first, second, "nrst"), 9500))
+    known = ["<s>", "</s>", "<pad>", "<unk>", *(f"▁{word}" for word in words)]
+    vocabulary = {word: number for number, word in enumerate(known)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        model_max_length=MAX_TOKENS,
+    )
+    fast.chat_template = "{% for message in messages %} {{ message['content'] }}{% endfor %}"
+    return fast
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", default=list(MODELS), metavar="NAME", help=", ".join(MODELS))
+    usual = [name for name in MODELS if name != "words"]
+    parser.add_argument("names", nargs="*", default=usual, metavar="NAME", help=", ".join(MODELS))
     for name in parser.parse_args().names:
         print(make(name))
 
