@@ -6,7 +6,8 @@ one that never showed a ticket makes room when there are too many connections, f
 has the most of them. A thread for each connection that begins a ticket was rejected: a dozen strangers held
 up all hosts. A handshake takes 0.6 ms and more of anything that connects: on the event loop, a thousand a
 second left it no time, so their steps share one thread. A host that takes nothing of what is sent to it is
-left after STALL_S: what it was to read stays pinned, and a thread is bound, until then.
+left after STALL_S: what it was to read stays pinned, and a thread is bound, until then. So each ticket has a
+thread: with half as many two hosts that stood still took them all, and others gave this host up.
 """
 
 import asyncio
@@ -25,12 +26,11 @@ from ...tiers.codecs.streaming import CHECKSUM_BYTES, Encoded, StreamChoice, Str
 from ..errors import StartError
 from ..server.unix_listener import rest
 from .fleet_tls import FleetTls
-from .tickets import DataTicket, PeerService
+from .tickets import MAX_TICKETS, DataTicket, PeerService
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 512
-MAX_SENDING: Final = 8
 MAX_LINKS: Final = 256  # of which it is remembered whether encoding pays
 READ_S: Final = 2.0  # for a ticket, from its first byte on
 STALL_S: Final = 2.0
@@ -53,7 +53,7 @@ class DataListener:
         self._tickets = tickets
         self._tls = tls
         self._clock = clock
-        self._senders = ThreadPoolExecutor(MAX_SENDING, thread_name_prefix="kvtier-send")
+        self._senders = ThreadPoolExecutor(MAX_TICKETS, thread_name_prefix="kvtier-send")
         self._prover = ThreadPoolExecutor(1, thread_name_prefix="kvtier-prove")
         self._connections: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], str] = {}  # by address; never showed a ticket, oldest first

@@ -4,6 +4,7 @@ Payloads are read straight into the places where they are to stay, which nothing
 checksums were compared. A holder that sends less, more, other bytes, or nothing ends in an exception.
 """
 
+import math
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -57,6 +58,8 @@ class PayloadReader:
         self._clock = clock
         self._check = check
         self._heard_at = clock()
+        self.began_at = math.inf  # when payloads began to come
+        self.num_bytes = 0  # of them, that have come; of encoded ones those that they become
         self._is_coded = False
         self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
 
@@ -69,6 +72,7 @@ class PayloadReader:
         self._is_coded = magic == CODED_MAGIC
         if magic not in (MAGIC, CODED_MAGIC) or number != num_payloads:
             raise ConnectionLost(f"{number} payloads are announced instead of {num_payloads}")
+        self.began_at = self._clock()
 
     def fill(self, into: Buffer) -> None:
         """Fill `into` with the next bytes. Raises OSError and ConnectionLost."""
@@ -84,6 +88,7 @@ class PayloadReader:
             if not num_read:
                 raise ConnectionLost(f"it ends {num_bytes - filled} bytes early")
             filled += num_read
+            self.num_bytes += num_read
             self._heard_at = self._clock()
             self._check(0.0)
 
@@ -112,6 +117,7 @@ class PayloadReader:
             except EOFError as problem:
                 raise ConnectionLost(str(problem)) from problem
             digests += more
+            self.num_bytes += at - before
             now = self._clock()
             self._heard_at = now if at > before else self._heard_at
             self._check(now - self._heard_at)
@@ -129,6 +135,7 @@ class PayloadReader:
             return checksum(place)
         stored = memoryview(bytearray(length))
         self.fill(stored)
+        self.num_bytes += len(place) - length
         return decoded_checksum(codec_id, shape, stored, place)
 
     def end(self) -> None:

@@ -3,16 +3,14 @@
     acquire -> blocks are missing -> known to be there?  no: search, the acquire waits for its end
                                                           yes: fetch; the acquire gets its layers as they land
 
-The source is where blocks can be had that this host does not own. What is known of it is a hint, so whatever
-is wrong with a fetch is a shorter prefix. Two acquires of one chain share search and fetch. A bundle that did
-not arrive is not asked for again for a minute.
+The source is where blocks are that this host does not own. What is known of it is a hint: what goes wrong is
+a shorter prefix. Two acquires of one chain share search and fetch. What did not arrive rests for a minute.
 
 Nothing is fetched unless it arrives, beside all that is on its way already, by MARGIN sooner than computing
 would: what is as slow as that saves nothing and takes room from what is here. Tenants take turns. No acquire
 waits longer than computing takes, nor for a source of known speed much longer than that promises, or than
 PATIENT_SHARE of computing: a source that is late for a moment would cost all of that. For the end of a search
-it waits at most a tenth of its time, and not at all where searches find too seldom to repay it, or its tenant
-has its share of searches under way.
+it waits a tenth of its time at most, and not where searches seldom find, or its tenant has its share of them.
 """
 
 from collections import Counter
@@ -42,6 +40,7 @@ STEP_FRAGMENTS: Final = 128
 FETCH_BYTES: Final = 64 << 20  # in one fetch of several bundles: what a slot of NIXL's memory takes
 #: Of the time that an acquire has: a store that hardly answers must not take what loading from here needs.
 SEARCH_FRACTION: Final = 0.1
+FETCH_FRACTION: Final = 0.8  # of it, for fetches: an answer at the last moment is late on a busy machine
 
 
 class FetchPrice(NamedTuple):
@@ -112,7 +111,8 @@ class Fetches:
         speed = self._speed_of(namespace, names, first) if is_searched else self._fastest()
         end, wait_s = self._worth_fetching(event, namespace, num_here, first, end, speed, is_searched)
         now = self._core.now
-        deadline_at = min(event.deadline_at, now + wait_s if until is None else until)
+        latest_at = now + FETCH_FRACTION * (event.deadline_at - now)
+        deadline_at = min(latest_at, now + wait_s if until is None else until)
         if not wait_s or deadline_at <= now:
             return False
         if not is_searched:

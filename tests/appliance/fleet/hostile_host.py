@@ -142,7 +142,7 @@ class HostileHost(PeerServiceServicer):
         if self.trick == "empty ticket":
             return pb.FetchBlocksResponse()
         return pb.FetchBlocksResponse(
-            ticket=bytes(TICKET_BYTES),
+            ticket=num_payloads.to_bytes(TICKET_BYTES),
             data_port=70_000 if self.trick == "no data port" else self._listener.getsockname()[1],
             num_blocks=num_blocks + (self.trick == "another number"),
             checksums=checksum(memoryview(b"what was put")) * num_payloads,
@@ -168,8 +168,7 @@ class HostileHost(PeerServiceServicer):
             threading.Thread(target=self._send, args=(connection,), daemon=True).start()
 
     def _send(self, connection: socket.socket) -> None:
-        geometry, per_bundle = self._identity.geometry, 4
-        header = HEADER.pack(MAGIC, per_bundle * geometry.num_groups)
+        geometry = self._identity.geometry
         payload = b"x" * geometry.block_bytes
         with ExitStack() as stack:
             stack.enter_context(connection)
@@ -177,16 +176,17 @@ class HostileHost(PeerServiceServicer):
                 if self._tls is not None:
                     connection = self._tls.context(is_server=True).wrap_socket(connection, server_side=True)
                     stack.enter_context(connection)
-                connection.recv(TICKET_BYTES)
+                num_payloads = int.from_bytes(connection.recv(TICKET_BYTES))
+                header, num_blocks = HEADER.pack(MAGIC, num_payloads), num_payloads // geometry.num_groups
                 match self.trick:
                     case "other bytes":
-                        connection.sendall(header + payload * per_bundle)
+                        connection.sendall(header + payload * num_blocks)
                         connection.recv(len(DONE))
                     case "too little":
                         connection.sendall(header + payload)
                     case "too much":
                         while not self._ended.is_set():
-                            connection.sendall(header + payload * per_bundle * 2)
+                            connection.sendall(header + payload * num_blocks * 2)
                     case "endless header":
                         while not self._ended.is_set():
                             connection.sendall(b"kvtr" * 1024)

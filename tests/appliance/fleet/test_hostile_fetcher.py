@@ -7,8 +7,8 @@ from pathlib import Path
 
 import grpc
 
-from kvtier.appliance.fleet.data_listener import MAX_CONNECTIONS, MAX_SENDING
-from kvtier.appliance.fleet.tickets import SEND_S
+from kvtier.appliance.fleet.data_listener import MAX_CONNECTIONS
+from kvtier.appliance.fleet.tickets import MAX_TICKETS, SEND_S
 from kvtier.v1 import peer_pb2 as pb
 from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
@@ -16,8 +16,8 @@ from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of
 from ...waiting import until
 
 
-def ticket_of(host: Host, chain: int) -> pb.FetchBlocksResponse:
-    """Return a ticket for a chain, as a host gets it."""
+def ticket_of(host: Host, chain: int, num_blocks: int = CHAIN_BLOCKS) -> pb.FetchBlocksResponse:
+    """Return a ticket for blocks of a chain, as a host gets it."""
     digest = IDENTITY.digest
     with grpc.insecure_channel(host.address) as channel:
         stub = PeerServiceStub(channel)
@@ -25,7 +25,10 @@ def ticket_of(host: Host, chain: int) -> pb.FetchBlocksResponse:
         epoch = next(watch).epoch
         watch.cancel()
         request = pb.FetchBlocksRequest(
-            epoch=epoch, namespace_digest=digest, prefix_hashes=b"".join(names_of(chain)), deadline_ms=60_000
+            epoch=epoch,
+            namespace_digest=digest,
+            prefix_hashes=b"".join(names_of(chain, num_blocks)),
+            deadline_ms=60_000,
         )
         return stub.FetchBlocks(request, timeout=60)
 
@@ -34,7 +37,7 @@ def test_strangers_take_no_connection_of_a_host(tmp_path: Path) -> None:
     with fleet(tmp_path, 2) as (first, second), ExitStack() as open_ones:
         first.put(1)
         port = ticket_of(first, 1).data_port
-        for _ in range(MAX_CONNECTIONS + MAX_SENDING):
+        for _ in range(MAX_CONNECTIONS + MAX_TICKETS):
             open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 60))
         until(lambda: second.read(1) == CHAIN_BLOCKS)
         assert second.counter("peer_fetches_broken") == 0
@@ -46,7 +49,7 @@ def test_strangers_that_begin_a_ticket_take_no_thread_of_a_host(tmp_path: Path) 
             first.put(chain)
         until(lambda: second.read(1) == CHAIN_BLOCKS)  # its connections are known from now on
         port = ticket_of(first, 1).data_port
-        for _ in range(8 * MAX_SENDING):
+        for _ in range(8 * MAX_TICKETS):
             one = open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 60))
             one.sendall(b"k")
         assert second.read(2) == CHAIN_BLOCKS
@@ -65,6 +68,22 @@ def test_a_host_that_takes_nothing_is_left_before_its_ticket_ends(tmp_path: Path
             until(lambda: host.counter("peer_tickets_broken") == 1)
             assert time.monotonic() - began_at < SEND_S
             until(lambda: host.status().num_leases == 0)
+
+
+def test_hosts_that_take_nothing_leave_threads_for_others(tmp_path: Path) -> None:
+    """Before: eight tickets of such hosts had them all, and others gave this host up after a second."""
+    with fleet(tmp_path, 2) as (first, second), ExitStack() as open_ones:
+        first.put(1)
+        first.put(2)
+        until(lambda: second.read(1) == CHAIN_BLOCKS)  # its connections are known from now on
+        for _ in range(MAX_TICKETS // 2):
+            ticket = ticket_of(first, 2, num_blocks=5)
+            stopped = open_ones.enter_context(socket.socket())
+            stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stopped.connect(("127.0.0.1", ticket.data_port))
+            stopped.sendall(ticket.ticket)
+        assert second.read(2) == CHAIN_BLOCKS
+        assert second.counter("peer_fetches_broken") == 0
 
 
 def test_a_ticket_is_good_once(tmp_path: Path) -> None:
@@ -90,7 +109,7 @@ def test_strangers_of_one_address_take_no_place_of_another(tmp_path: Path) -> No
         first = open_ones.enter_context(socket.create_connection(address, 60, ("127.0.0.2", 0)))
         crowd = [
             open_ones.enter_context(socket.create_connection(address, 60))
-            for _ in range(MAX_CONNECTIONS + MAX_SENDING)
+            for _ in range(MAX_CONNECTIONS + MAX_TICKETS)
         ]
         with suppress(ConnectionResetError):  # it made room: the daemon has accepted as many as it holds
             assert crowd[0].recv(1) == b""

@@ -1,14 +1,17 @@
 """Whatever a host of the fleet sends is a miss: no wrong byte, and no request past its deadline."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from kvtier.clients import ExpectedBlocks, HostRank
+from kvtier.appliance.core.requests.fetches import FETCH_FRACTION
+from kvtier.clients import ExpectedBlocks, HostRank, PrefillSpeed
 from kvtier.sources.directories.records import PROTOCOL
 
+from ...daemon import PATIENT
 from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, TRANSPORT, Host, names_of
 from ...ports import free_port
 from ...waiting import until
@@ -83,6 +86,18 @@ def test_what_an_honest_host_has_is_read_from_there(tmp_path: Path) -> None:
             assert host.counter("peer_fetches_arrived") > 0
     finally:
         honest.daemon.close()
+
+
+def test_a_host_that_drips_is_given_up_long_before_its_time_is_over(tmp_path: Path) -> None:
+    """Before: a get waited for it as long as computing takes, or its caller."""
+    hostile = HostileHost("drips", IDENTITY, names_of(1))
+    with beside(tmp_path / "host", hostile, transport="tcp") as host, host.client as client:
+        until(lambda: host.status().hosts[0].num_blocks > 0)
+        namespace = client.register(IDENTITY, PrefillSpeed(1.0))
+        began_at = time.monotonic()
+        assert client.get(namespace, names_of(1)).num_blocks == 0
+        assert time.monotonic() - began_at < FETCH_FRACTION * PATIENT.call_s
+        assert hostile.num_asked > 0
 
 
 @pytest.mark.parametrize("tells_tiers", [True, False])
