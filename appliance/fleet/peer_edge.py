@@ -48,8 +48,7 @@ MAX_THREADS: Final = 64  # MAX_FETCHES of 16 hosts that are slow; those of other
 MAX_TRIES: Final = 2  # hosts that one fetch asks
 TICKET_WAIT_S: Final = 2.0
 STALL_S: Final = 1.0  # without a byte, after which a host is given up
-#: A host is given up then, too, if what it sends would not arrive in time even so many times as fast.
-FASTER: Final = 4.0
+FASTER: Final = 4.0  # than until then: what would not arrive in time even so is given up, too
 #: Of a fetch that was given less, that it was late says nothing of the host: its caller's time was short.
 TELLING_S: Final = 0.25
 CONNECT_S: Final = 1.0
@@ -207,8 +206,18 @@ class PeerEdge:
     # --------------------------------------------------------------------------------------- fetch
 
     async def _fetch(self, work: FetchBundle) -> None:
-        """Bring the blocks of a bundle from a host, another host, or the store."""
+        """Carry out a fetch. Every batch of it ends, whatever goes wrong: its places are kept until then."""
         left = dict(work.batches)  # that have not landed
+        try:
+            cause = await self._bring(work, left)
+        except Exception:
+            log.exception("a fetch of %d blocks", len(work.bundle.names))
+            cause = Cause.IO_ERROR
+        for copy, items in left.items():
+            self._deliver(CopyFinished(copy, [CopyOutcome(cause)] * len(items)))
+
+    async def _bring(self, work: FetchBundle, left: dict[int, Sequence[CopyItem]]) -> Cause:
+        """Bring what is `left` from a host, another host, or the store. Returns why some is left then."""
         first = min(item.source for items in left.values() for item in items)
         cause, tried = Cause.SOURCE_GONE, list[FleetHost]()
         while left and len(tried) < MAX_TRIES and (now := self._clock()) < work.deadline_at:
@@ -223,9 +232,8 @@ class PeerEdge:
         if left and self._has_stored(work) and self.store is not None and self._clock() < work.deadline_at:
             self.counters["fetches_left_to_store"] += bool(tried)
             self.store.execute(replace(work, batches=list(left.items())))
-            return
-        for copy, items in left.items():
-            self._deliver(CopyFinished(copy, [CopyOutcome(cause)] * len(items)))
+            left.clear()
+        return cause
 
     async def _holders(self, work: FetchBundle, first: int, now: float) -> list[FleetHost]:
         """Return the hosts that may be asked and hold all blocks from `first` on, the least busy first."""
@@ -366,8 +374,7 @@ class PeerEdge:
         if landed is not None:
             return self._read_groups(landed, work, left, first, ticket)
 
-        geometry = work.bundle.identity.geometry
-        size = ticket.num_blocks * geometry.block_bytes
+        size = ticket.num_blocks * work.bundle.identity.geometry.block_bytes
 
         def check(silent_s: float) -> None:
             now = self._clock()
@@ -382,7 +389,7 @@ class PeerEdge:
         connection = self._connected(host, ticket.data_port, deadline_at)
         try:
             reader = PayloadReader(connection, self._clock, check)
-            reader.begin(ticket.ticket, ticket.num_blocks * geometry.num_groups)
+            reader.begin(ticket.ticket, ticket.num_blocks * work.bundle.identity.geometry.num_groups)
             num_bytes = self._read_groups(reader, work, left, first, ticket)
             reader.end()
         except BaseException:

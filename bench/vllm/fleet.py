@@ -6,7 +6,7 @@ an answer of eight tokens with log-probabilities, which all others must give, bi
 second host reads the prompt from the first one's memory (`other host`), and once more from its own (`own
 memory`). Then the first daemon is killed, and the third host reads from the second (`after a kill`).
 
-vLLM's own NixlConnector and P2P tier were not tried beside it.
+vLLM's own tiers are not beside it: docs/operate/fleet.md says why.
 """
 
 from __future__ import annotations
