@@ -71,7 +71,12 @@ def test_a_whole_bundle_comes_in_one_request(server: S3Server) -> None:
     run(scene())
 
 
-def test_a_fetch_waits_for_few_of_the_searches_of_another_tenant(tmp_path: Path) -> None:
+def test_a_fetch_waits_for_few_of_the_searches_of_another_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request at a time: of eight, which one ends first is up to the machine."""
+    monkeypatch.setattr(object_edge, "MAX_IN_FLIGHT", 1)
+
     async def scenario() -> None:
         first = Host(tmp_path, identity=BLUE)
         await exported(first)
@@ -85,9 +90,9 @@ def test_a_fetch_waits_for_few_of_the_searches_of_another_tenant(tmp_path: Path)
         await host.last(SourceSearched, 301)
         kinds = [type(one) for one in host.events]
         landed = [at for at, kind in enumerate(kinds) if kind is CopyFinished]
-        assert kinds[: landed[-1]].count(SourceSearched) < 20, "eight may be under way before it begins"
+        assert kinds[: landed[-1]].count(SourceSearched) <= 2
         searched = [one.search for one in host.events if isinstance(one, SourceSearched)]
-        assert searched.index(300) < 20
+        assert searched.index(300) <= 2
         await closed(host)
 
     run(scenario())
