@@ -27,20 +27,21 @@ class UnixListener:
 
     def start(self, mode: int) -> None:
         """Listen. `mode`: permissions of the socket. Raises StartError when that cannot be done there."""
-        remove_stale_socket(self.path)
-        self.socket = listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             with start_errors(self.path):
+                remove_stale_socket(self.path)
                 listener.bind(str(self.path))
                 os.chmod(self.path, mode)
                 listener.listen(BACKLOG)
         except StartError:
             listener.close()
             raise
+        self.socket = listener
         asyncio.get_running_loop().add_reader(listener, self.accept)
 
     def stop(self) -> None:
-        """Close the socket and remove its path. Idempotent."""
+        """Close the socket and remove its path, if it listened. Idempotent."""
         if self.socket is not None:
             asyncio.get_running_loop().remove_reader(self.socket)
             self.socket.close()

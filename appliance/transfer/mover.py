@@ -47,9 +47,10 @@ INLINE_BYTES = 4 << 20
 #: quicker than one does, and leave the loop to others. Either way a step ends TURN_S after its first piece
 #: began: 8 MiB took up to 14 ms beside exports, of processor time.
 FEW_PROCESSORS = 3
-TURN_BYTES = 16 << 20  # others wait for a millisecond, and two where one fragment has twice as much; a
-TURN_S = 0.002  # longer one goes to the threads. Fewer bytes where they lately took longer than this
-INLINE_S = 0.0015  # of a copy in the step that planned it, which takes 3 ms beside exports
+#: Of one turn: others wait for a millisecond, and for two where one fragment has twice as much. A longer one
+#: goes to the threads. Fewer bytes go in a turn where they lately took longer than TURN_S.
+TURN_BYTES, TURN_S = 16 << 20, 0.002
+INLINE_S = 0.0015  # of a copy in the step that planned it; planning takes up to 3 ms more beside exports
 PIECE_BYTES = 1 << 20  # copied between two looks at the clock
 
 

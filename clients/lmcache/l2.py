@@ -19,6 +19,7 @@ kvtier bounds and evicts by itself, so this adapter reports no capacity and LMCa
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from lmcache.lmcache_native import Bitmap
@@ -126,8 +127,8 @@ class KvtierL2Adapter(L2AdapterInterface):
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
         """Find out which keys are stored."""
-        work = lambda store: self._lookup(store, keys, group_layout_descs)  # noqa: E731
-        return self._submit_question(self._lookups, work, len(keys), self._lookup_done)
+        answer = partial(self._lookup, keys=keys, layouts=group_layout_descs)
+        return self._submit_question(self._lookups, answer, len(keys), self._lookup_done)
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
         """Return which keys of an ended task were found, once; None before its end."""
@@ -141,10 +142,9 @@ class KvtierL2Adapter(L2AdapterInterface):
         """Fill objects. Their memory is LMCache's until the task is done."""
         if self._loads.is_busy:
             forms = [_form_of(one) for one in objects]  # now: they may be LMCache's again by then
-            promote = lambda: self._promote(keys, forms)  # noqa: E731
-            self._lookups.submit(lambda: self.guard.ask("promote", promote))
-        work = lambda store: self._load(store, keys, objects)  # noqa: E731
-        return self._submit_question(self._loads, work, len(keys), self._load_done)
+            self._lookups.submit(partial(self.guard.ask, "promote", partial(self._promote, keys, forms)))
+        answer = partial(self._load, keys=keys, objects=objects)
+        return self._submit_question(self._loads, answer, len(keys), self._load_done)
 
     query_load_result = query_lookup_and_lock_result
 

@@ -183,5 +183,6 @@ def loops_of(module: str) -> ModuleType:
         return import_module(f".kernels.{module}", __package__)
     except ImportError as error:
         raise CodecMissing(
-            f"{module} loops need numba ({error}); pip install 'kvtier[codecs]', or name codec planes"
+            f"loops of {module} need numba ({error}); pip install 'kvtier[codecs]', "
+            "or name codec planes and no profile"
         ) from error

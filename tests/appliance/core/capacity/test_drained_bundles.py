@@ -82,14 +82,20 @@ def test_a_drain_looks_at_few_blocks_in_a_step(monkeypatch: pytest.MonkeyPatch) 
     assert rig.exports
 
 
-def test_a_drain_waits_for_what_failed_where_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def draining_into_a_store_that_fails(monkeypatch: pytest.MonkeyPatch) -> Exporting:
+    """Return a rig whose drain, of a queue of one, can do nothing before a retry is due."""
     monkeypatch.setattr(export_queue, "MAX_QUEUED", 1)
     rig = used_while_closed("worth", {"a": 1, "b": 1})
     rig.do(ev.DrainStarted(rig.call()))
     ticked(rig)
     for export in list(rig.exports):
         rig.stored(export, is_stored=False)
-    ticked(rig)  # which ends: nothing can be done before a retry is due
+    ticked(rig)
+    return rig
+
+
+def test_a_drain_waits_for_what_failed_where_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = draining_into_a_store_that_fails(monkeypatch)
     assert rig.planner.exports.num_pending
     num_exports, rig.now = len(rig.exports), rig.planner.exports.next_deadline() or 0.0
     rig.do(ev.Tick())
@@ -98,13 +104,7 @@ def test_a_drain_waits_for_what_failed_where_the_queue_is_full(monkeypatch: pyte
 
 
 def test_a_drain_goes_on_where_what_it_waited_for_has_left_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_queue, "MAX_QUEUED", 1)
-    rig = used_while_closed("worth", {"a": 1, "b": 1})
-    rig.do(ev.DrainStarted(rig.call()))
-    ticked(rig)
-    for export in list(rig.exports):
-        rig.stored(export, is_stored=False)
-    ticked(rig)
+    rig = draining_into_a_store_that_fails(monkeypatch)
     rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
     rig.now = rig.planner.exports.next_deadline() or 0.0
     rig.do(ev.Tick())
