@@ -1,7 +1,9 @@
 """`python -m tests.claims [--claim NAME] [--minutes 60]`: run claims again and write docs/claims.md.
 
-Without names: those that were run longest ago, as many as fit. The exit status is 1 when a figure drifted or
-a named claim did not run. TRACES names the folder of the public traces that replays read.
+Without names: those that were not run at this commit, the ones that were run longest ago first, as many as
+fit. Each run is written down when it ends, so a call that was interrupted, or that had little time, is
+continued by the next one. The exit status is 1 when a figure drifted or a named claim did not run. TRACES
+names the folder of the public traces that replays read.
 """
 
 import argparse
@@ -21,14 +23,19 @@ def main() -> int:
     if arguments.claim:
         chosen = [claim for claim in claims if claim.name in arguments.claim]
     else:
-        chosen = [] if arguments.page else rerun.within(claims, arguments.minutes)
-    claims, not_run = rerun.run_all(claims, chosen)
-    ledger.save(claims)
-    for path, content in page.claims_page():
-        path.write_bytes(content)
+        chosen = [] if arguments.page else rerun.within(claims, arguments.minutes, rerun.commit_here())
+    claims, not_run = rerun.run_all(claims, chosen, arguments.minutes, write)
+    write(claims)
     ran = {claim.name for claim in chosen}
     drifted = [claim.name for claim in claims if claim.name in ran and claim.drifted()]
     return 1 if drifted or (not_run and arguments.claim) else 0
+
+
+def write(claims: list[ledger.Claim]) -> None:
+    """Write the ledger and its page."""
+    ledger.save(claims)
+    for path, content in page.claims_page():
+        path.write_bytes(content)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ Generated from `docs/data/claims.json` by `make docs`. README, [status](status.m
 [comparison](comparison.md) cite only figures that stand here (`tests/claims` holds them to it). Each has a
 command, the commits and machines of its runs, and the observation that makes it false: run it, and say so.
 
-`make claims` runs again what fits into an hour, and marks what drifted; `python -m tests.claims --claim NAME`
-runs one. A drifted figure stays until its cause is known: on a machine with neighbours a slow run is no
-proof, a wrong count is. Commits are of the tree that ran, `+` with changes (*commit of the page*: its own
-was not written down). The machine is a virtual one with two cores, no GPU and a virtual disk.
+`make claims` runs again what fits into an hour and was not run at this commit, and marks what drifted; each
+run is written down when it ends, so the next call goes on (`ARGS="--minutes 10"` for a piece of it).
+`python -m tests.claims --claim NAME` runs one. A drifted figure stays until its cause is known: on a machine
+with neighbours a slow run is no proof, a wrong count is. Commits are of the tree that ran, `+` with changes
+(*commit of the page*: its own was not written down). The machine is a virtual one with two cores, no GPU and
+a virtual disk.
 """
 
 

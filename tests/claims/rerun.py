@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from bench.machine import describe
 
-from .ledger import ROOT, Claim, Run
+from .ledger import PATH, ROOT, Claim, Run
+from .page import PAGE
 
 
 class NotRun(Exception):
@@ -27,6 +29,15 @@ def arguments_of(command: str) -> list[str]:
     return [sys.executable, "-m", "kvtier.appliance.cli", *words[1:]] if words[0] == "kvtier" else words
 
 
+def commit_here() -> str:
+    """Return the commit of this tree, with `+` when there are changes to other files than the ledger's."""
+    head = ["git", "rev-parse", "--short=10", "HEAD"]
+    name = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    ledgers = [f":!{path.relative_to(ROOT)}" for path in (PATH, PAGE)]
+    has_changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", *ledgers], cwd=ROOT).returncode
+    return name + ("+" if has_changed else "")
+
+
 def run(claim: Claim) -> Claim:
     """Return the claim with one run more. Raises NotRun, and ValueError with the output's end when the
     command failed or a figure is not in what it printed."""
@@ -38,32 +49,40 @@ def run(claim: Claim) -> Claim:
     shown = {figure.name: figure.read(printed) for figure in claim.figures}
     rig = f"{machine['cpu'].partition(', last')[0]}, load {machine['load'].split()[0]}"
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    entry = Run(date, machine["versions"].rpartition(" ")[2], rig, shown)
+    entry = Run(date, commit_here(), rig, shown)
     return replace(claim, runs=(*claim.runs, entry))
 
 
-def within(claims: list[Claim], minutes: float) -> list[Claim]:
-    """Return the claims that can be run again, those that were run longest ago first, up to `minutes` of
-    them together."""
+def within(claims: list[Claim], minutes: float, commit: str) -> list[Claim]:
+    """Return the claims that can be run again and were not run at `commit`, those that were run longest ago
+    first, up to `minutes` of them together."""
     chosen: list[Claim] = []
-    can_run = [claim for claim in claims if claim.minutes]
+    is_new = commit.endswith("+")  # the changes may be others
+    can_run = [one for one in claims if one.minutes and (is_new or one.runs[-1].commit != commit)]
     for claim in sorted(can_run, key=lambda claim: claim.runs[-1].date):
         if sum(one.minutes for one in chosen) + claim.minutes <= minutes:
             chosen.append(claim)
     return chosen
 
 
-def run_all(claims: list[Claim], chosen: list[Claim]) -> tuple[list[Claim], list[str]]:
-    """Return all claims, the chosen ones with another run each, and what did not run, a line each."""
+def run_all(
+    claims: list[Claim], chosen: list[Claim], minutes: float, keep: Callable[[list[Claim]], None]
+) -> tuple[list[Claim], list[str]]:
+    """Return all claims, the chosen ones with another run each, and what did not run, a line each.
+    No run begins after `minutes`; `keep` is called after each."""
     after, not_run = {claim.name: claim for claim in claims}, []
+    ends_at = time.monotonic() + 60 * minutes
     for claim in chosen:
         began_at = time.monotonic()
         try:
+            if began_at > ends_at:
+                raise NotRun("the time is over; the next call goes on here")
             after[claim.name] = run(claim)
         except (NotRun, ValueError) as error:
             not_run.append(f"{claim.name}: {error}")
             print(f"{claim.name}: not run: {error}", flush=True)
             continue
+        keep(list(after.values()))
         drift = after[claim.name].drifted()
         said = f"DRIFTED: {'; '.join(drift)}" if drift else "as claimed"
         print(f"{claim.name}: {said} [{time.monotonic() - began_at:.0f} s]", flush=True)

@@ -73,7 +73,7 @@ def test_a_run_reads_its_figures_and_marks_drift() -> None:
 
 def test_a_failing_command_adds_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     claims = [a_claim("python -c print(1)"), a_claim("python -c 1/0"), a_claim("python $NO_SUCH/x")]
-    after, not_run = rerun.run_all(claims, claims)
+    after, not_run = rerun.run_all(claims, claims, 60, lambda _: pytest.fail("nothing ran"))
     assert after == claims
     assert [line.partition(":")[2].split()[0] for line in not_run] == ["speed:", "exit", "set"]
     assert "not run" in capsys.readouterr().out
@@ -82,7 +82,23 @@ def test_a_failing_command_adds_no_run(capsys: pytest.CaptureFixture[str]) -> No
 def test_an_hour_takes_what_was_run_longest_ago() -> None:
     old, young = a_claim("a", 40, "2026-01-01"), a_claim("b", 40, "2026-02-01")
     short, never = a_claim("c", 10, "2026-03-01"), a_claim("d", 0)
-    assert rerun.within([young, old, short, never], 60) == [old, short]
+    assert rerun.within([young, old, short, never], 60, "def") == [old, short]
+    assert rerun.within([young, old, short, never], 60, "abc") == []
+    changed = replace(old, runs=(Run("2026-01-01", "abc+", "m"),))
+    assert rerun.within([changed], 60, "abc+") == [changed]
+
+
+def test_what_ended_is_kept_and_no_run_begins_after_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    kept: list[list[Claim]] = []
+    first = a_claim("python -c print('speed',3)")
+    second = replace(first, name="second")
+    after, not_run = rerun.run_all([first, second], [first, second], 60, kept.append)
+    assert [len(one.runs) for one in after] == [2, 2]
+    assert [[len(one.runs) for one in state] for state in kept] == [[2, 1], [2, 2]]
+    after, not_run = rerun.run_all([first, second], [first, second], -1, kept.append)
+    assert [len(one.runs) for one in after] == [1, 1]
+    assert len(not_run) == 2
+    assert "goes on here" in capsys.readouterr().out
 
 
 def test_the_page_has_a_section_for_each_claim() -> None:

@@ -104,9 +104,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rest", type=float, default=2.0, help="seconds without load before the kill")
     parser.add_argument("--max-life", type=float, default=1.0, help="seconds of load before the kill")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     args = parser.parse_args()
     print(f"seed {args.seed}, {args.iterations} kills each; wrong bytes would end this")
-    for mode in MODES:
+    for mode in args.modes:
         rest, load = Tally(), Tally()
         for iteration in range(args.iterations):
             dice = random.Random(f"{args.seed}/{mode}/{iteration}")
