@@ -1,16 +1,16 @@
-"""What exports cost local calls, beside what the client library alone costs them.
+"""What exports cost local calls, beside what the same traffic alone costs them.
 
-    python -m bench.object_store_beside [--rounds 9] [--rate 300]
+    python -m bench.object_store_beside [--rounds 24] [--rate 300]
 
-The store is a sink (object_store_sink): it keeps nothing, takes RATE MB/s like a network, and has the last
-processor for itself at the lowest priority, because a store is another machine's. Chains of 128 MiB are put
-every half second by one client, while another one puts, gets and looks up blocks, one call at a time, in four
-ways that take turns:
+The store is a sink (object_store_sink): it keeps nothing, takes RATE MB/s like a network, and runs only when
+one processor has nothing else to do, because a store is another machine's. Chains of 128 MiB are put every
+half second by one client, while another one puts, gets and looks up blocks, one call at a time, in four ways:
 
     kept       nothing is exported (`share: off`)
     again      the same once more: what differs from `kept` is noise
-    obstore    kept, while a process of its own stores as many bytes by `obstore`
-    exported   the daemon stores them (`share: eager`)
+    traffic    kept, while a process of its own sends the sink as many bytes by sendfile(2), which copies and
+               hashes none: what the sink and the kernel's network cost on these processors
+    exported   the daemon stores them (`share: eager`); beside `traffic` this is the cost of the export itself
 
 The slowest lookup of a hundred says how long a step of the daemon's event loop holds others up; the steps are
 timed inside it as well (bench/loop_steps).
@@ -19,6 +19,7 @@ timed inside it as well (bench/loop_steps).
 import argparse
 import hashlib
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -47,28 +48,38 @@ from kvtier.clients import Client
 from kvtier.sources.objects.store import ObjectStore
 from tests.daemon import PATIENT
 
-SECONDS = 2.0  # of local calls in a round
+SECONDS = 0.8  # of local calls in a round
 PUT_S = 0.5  # between the puts beside them
 NUM_BUNDLES = 4  # of a chain
-WAYS = ("kept", "again", "obstore", "exported")
+WAYS = ("kept", "again", "traffic", "exported")
+PAIRS = (("again", "kept"), ("traffic", "kept"), ("exported", "kept"), ("exported", "traffic"))
 WHATS = ("get", "put", "slowest lookup of a hundred")
 
-STORING = f"""
-import os, sys, time
-from concurrent.futures import ThreadPoolExecutor
-from kvtier.sources.objects.store import ObjectStore
-store = ObjectStore(sys.argv[1])
-payload, pool = os.urandom({BUNDLE_BYTES}), ThreadPoolExecutor(4)
-for chain in range(1_000_000):
+TRAFFIC = f"""
+import os, socket, sys, threading, time
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+payload, turns = os.memfd_create("payload"), threading.Barrier({NUM_BUNDLES + 1})
+os.write(payload, os.urandom({BUNDLE_BYTES}))
+def send():
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as sink:
+        while turns.wait() >= 0:
+            sink.sendall(b"PUT /bench HTTP/1.1\\r\\nContent-Length: {BUNDLE_BYTES}\\r\\n\\r\\n")
+            sent = 0
+            while sent < {BUNDLE_BYTES}:
+                sent += os.sendfile(sink.fileno(), payload, sent, {BUNDLE_BYTES} - sent)
+            sink.recv(4096)
+            turns.wait()
+for _ in range({NUM_BUNDLES}):
+    threading.Thread(target=send, daemon=True).start()
+while True:
     began_at = time.monotonic()
-    keys = [f"v1/beside/{{os.getpid()}}-{{chain}}-{{n}}" for n in range({NUM_BUNDLES})]
-    list(pool.map(lambda key: store.create(key, payload), keys))
+    turns.wait(), turns.wait()
     time.sleep(max(0.0, began_at + {PUT_S} - time.monotonic()))
 """
 
 
 def local(bench: Bench, chain: int, seconds: float) -> tuple[float, float, float]:
-    """Return seconds of the median get and put of one block, and of the slowest lookup of a hundred."""
+    """Return microseconds of the median get and put of a block, and of the slowest lookup of a hundred."""
     client, namespace = bench.first.client, bench.first.namespace
     block = bench.payload[: GEOMETRY.block_bytes]
     into = bench.into[: GEOMETRY.block_bytes]
@@ -85,7 +96,8 @@ def local(bench: Bench, chain: int, seconds: float) -> tuple[float, float, float
         now = time.perf_counter()
         client.lookup(namespace, name)
         lookups.append(time.perf_counter() - now)
-    return statistics.median(gets), statistics.median(puts), statistics.quantiles(lookups, n=100)[-1]
+    slowest = statistics.quantiles(lookups, n=100)[-1]
+    return statistics.median(gets) * 1e6, statistics.median(puts) * 1e6, slowest * 1e6
 
 
 @contextmanager
@@ -111,14 +123,27 @@ def putting(bench: Bench, chains: Iterator[int]) -> Iterator[None]:
 
 
 @contextmanager
-def storing(bench: Bench) -> Iterator[None]:
-    """Store as many bytes as the exports of `putting`, by the client library in another process."""
-    with subprocess.Popen([sys.executable, "-c", STORING, bench.store.address]) as alone:
+def traffic(address: str) -> Iterator[None]:
+    """Send the sink as many bytes as the exports of `putting` hold, from a process of its own."""
+    with subprocess.Popen([sys.executable, "-c", TRAFFIC, address.rpartition(":")[2]]) as alone:
         try:
             time.sleep(0.5)  # it starts, which is not to be measured
             yield
         finally:
             alone.kill()
+
+
+def num_taken(address: str) -> int:
+    """Return the bytes that the sink has taken."""
+    return int(urlopen(address).read())
+
+
+def wait_until_quiet(address: str) -> None:
+    """Wait until the exports of an earlier way have ended."""
+    before = -1
+    while (now := num_taken(address)) != before:
+        before = now
+        time.sleep(0.1)
 
 
 @contextmanager
@@ -134,32 +159,34 @@ def sink(bytes_per_s: float, processor: int) -> Iterator[str]:
 
 
 def measure(bench: Bench, num_rounds: int, address: str) -> list[Row]:
-    """Run all four ways in each round, another one first in each."""
-    chains = iter(range(1_000_000))
+    """Run all four ways in each round, in an order drawn for it."""
+    chains, draw = iter(range(1_000_000)), random.Random(1)
     rounds, speeds = [], []
-    for number in range(num_rounds):
+    for _ in range(num_rounds):
         measured, speed = {}, {}
-        for way in (WAYS[(number + n) % len(WAYS)] for n in range(len(WAYS))):
+        for way in draw.sample(WAYS, len(WAYS)):
             bench.first.share("eager" if way == "exported" else "off")
-            with putting(bench, chains), storing(bench) if way == "obstore" else nullcontext():
-                before, began_at = int(urlopen(address).read()), time.monotonic()
+            wait_until_quiet(address)
+            with putting(bench, chains), traffic(address) if way == "traffic" else nullcontext():
+                time.sleep(0.3)
+                before, began_at = num_taken(address), time.monotonic()
                 measured[way] = local(bench, next(chains), SECONDS)
-                speed[way] = (int(urlopen(address).read()) - before) / (time.monotonic() - began_at) / 1e9
+                speed[way] = (num_taken(address) - before) / (time.monotonic() - began_at) / 1e9
         rounds.append(measured)
-        speeds.append((speed["exported"], speed["obstore"]))
+        speeds.append((speed["exported"], speed["traffic"]))
     return [
-        row("stored meanwhile, beside what obstore stores, GB/s", speeds),
+        row("exported, beside the bytes of traffic, GB/s", speeds),
         *(
-            row(f"{what}, {way}, us", [(one[way][n] * 1e6, one["kept"][n] * 1e6) for one in rounds])
+            row(f"{what}, {way}, us, beside {other}", [(one[way][n], one[other][n]) for one in rounds])
             for n, what in enumerate(WHATS)
-            for way in WAYS[1:]
+            for way, other in PAIRS
         ),
     ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.object_store_beside", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--rate", type=float, default=300, help="MB/s of the network")
     arguments = parser.parse_args()
     print_machine()

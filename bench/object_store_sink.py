@@ -1,8 +1,8 @@
 """An S3 server that keeps nothing, at the rate of a network: what a store on another machine costs this one.
 
 Payloads are taken off their connections without being copied, RATE bytes a second of all together. Every HEAD
-finds nothing, every list is empty. The process has processor CPU for itself, at the lowest priority, so that
-only the client's side of a store is measured. GET / answers with the bytes taken so far.
+finds nothing, every list is empty. The process runs on processor CPU while nothing else does, so that only
+the client's side of a store is measured. GET / answers with the bytes taken so far.
 """
 
 import ctypes
@@ -87,7 +87,7 @@ class Answers(BaseHTTPRequestHandler):
 def main() -> None:
     sink = Sink(float(sys.argv[1]))
     os.sched_setaffinity(0, {int(sys.argv[2])})
-    os.nice(19)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     print(sink.server_port, flush=True)
     sink.serve_forever()
 

@@ -105,7 +105,7 @@ class ObjectEdge:
         self._deliver = deliver
         self._clock = clock
         self._now_s = now_s
-        self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 1, "kvtier-object", initializer=step_behind)
+        self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 2, "kvtier-object", initializer=step_behind)
         self._transfer: BundleTransfer | None = None
         self._store: ObjectStore | None = None
         self._queues: dict[type[Work], TenantTurns[Work]] = {kind: TenantTurns() for kind in KINDS}
@@ -209,7 +209,7 @@ class ObjectEdge:
         """Destroy the key of a tenant that is barred, then delete its bundles; return how many there were.
         No export of it is under way afterwards. Raises StoreError; the key may be destroyed then."""
         try:
-            return await asyncio.to_thread(lambda: erase_tenant(self._opened(), tenant))
+            return await self._loop.run_in_executor(self._pool, lambda: erase_tenant(self._opened(), tenant))
         finally:
             while self._exporting[tenant]:
                 await self.export_ended()

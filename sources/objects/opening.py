@@ -1,9 +1,8 @@
 """Opens the store that an address names."""
 
-import os
-from contextlib import suppress
 from urllib.parse import urlsplit
 
+from ...v1.threads import lower_thread_priority
 from .pool import MooncakePool
 from .store import ObjectStore, StoreLimits, check_address
 
@@ -19,7 +18,6 @@ def open_store(address: str, *, endpoint: str = "", limits: StoreLimits | None =
 def step_behind() -> None:
     """Let this thread, and those that it starts, take the processor from no thread that runs.
 
-    Local calls beside exports took 12 % longer without that. The share of the processor stays the same. The
-    client library starts its threads once in a process, at its first call."""
-    with suppress(OSError):  # a sandbox may forbid it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    The share of the processor stays the same. The client library starts its threads once in a process, at its
+    first call."""
+    lower_thread_priority("kvtier-object", 0)

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, Searc
 from kvtier.appliance.transfer.object_edge import MAX_FAILURES, MAX_IN_FLIGHT
 from kvtier.sources.objects.problems import StoreError, StoreProblem
 from kvtier.tiers.base import Cause
+from kvtier.v1.threads import SLICE_S
+from tests.test_threads import slice_here_ns
 
 from ..loops import run
 from .edge_host import (
@@ -71,24 +74,30 @@ def test_a_trial_says_how_soon_the_store_brings_it_back(tmp_path: Path) -> None:
 
 
 def test_what_talks_to_the_store_takes_the_processor_from_no_running_thread(tmp_path: Path) -> None:
-    policies: list[int] = []
+    policies: list[tuple[int, bool]] = []
 
     async def scene() -> None:
         host = Host(tmp_path)
         await host.open()
-        create = host.store.create
 
-        def noting(key: str, payload: Any) -> bool:
-            policies.append(os.sched_getscheduler(0))
-            return create(key, payload)
+        def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*arguments: Any) -> Any:
+                policies.append((os.sched_getscheduler(0), slice_here_ns() in (0, round(SLICE_S * 1e9))))
+                return method(*arguments)
 
-        host.store.create = noting  # type: ignore[method-assign]
+            return called
+
+        host.store.create = noting(host.store.create)  # type: ignore[method-assign]
+        host.store.folders = noting(host.store.folders)  # type: ignore[method-assign]
         host.edge.execute(host.filled())
         assert (await host.last(ExportFinished)).is_stored
+        host.edge.bar("acme")
+        assert await host.edge.erase("acme") == 0
         await closed(host)
 
     run(scene())
-    assert policies == [os.SCHED_BATCH]
+    assert len(policies) > 1
+    assert set(policies) == {(os.SCHED_BATCH, True)}, "stored and erased"
 
 
 def test_a_defect_ends_the_fetch_that_met_it(tmp_path: Path) -> None:
