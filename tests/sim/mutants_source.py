@@ -1,7 +1,7 @@
 """Mutants of fetches and exports: what would go wrong without one of their rules.
 
 Waiting too long for a search, and what becomes of acquires that wait for one when their client is gone, is in
-tests/appliance/core/requests/test_fetches.py.
+tests/appliance/core/requests/test_{fetch_times,fetches}.py.
 """
 
 from typing import Any
