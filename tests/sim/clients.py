@@ -254,11 +254,13 @@ class Crowd:
 
     def _session(self, client: Client) -> None:
         session_id, urgency = self.session_id() or "s0", self.world.rng.choice(URGENCIES)
-        self.daemon.oracle.session(session_id, client.number).urgency = urgency
         back_at = NEVER
         if self.world.chance(self.config.hint_rate):
             back_at = self.world.now + self.world.spread(self.world.rng.choice((0.01, 0.3)))
-        self.daemon.step(ev.SessionUpdated(client.number, session_id, urgency, back_at=back_at))
+        event = ev.SessionUpdated(client.number, session_id, urgency, back_at=back_at)
+        self.daemon.follow_up(event)  # of the step before, which knew nothing of this
+        self.daemon.oracle.session(session_id, client.number).urgency = urgency
+        self.daemon.step(event)
 
     def _fork(self, client: Client) -> None:
         session_id, new_id = self.session_id() or "s0", self.session_id() or "s1"

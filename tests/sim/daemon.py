@@ -193,12 +193,13 @@ class Daemon:
             if check is not None:
                 check()
             if check is None and world.seed % 4:
-                world.after(TICK_S, self._follow_up, event)  # or later puts are answered first
+                world.after(TICK_S, self.follow_up, event)  # or later puts are answered first
             else:
                 self._carry_out(event, self.planner.follow_up())
         self.oracle.after_step()
 
-    def _follow_up(self, event: ev.Event) -> None:
+    def follow_up(self, event: ev.Event) -> None:
+        """Do what is left of the step before, if anything is."""
         if self.is_alive:
             self._carry_out(event, self.planner.follow_up())
 

@@ -149,9 +149,8 @@ class Keeping:
             at_s += self._rng.random() * longest_s
             named = taken[tier, number]
             self._soon(at_s, self._find, daemon, ev.ExtentFound(tier, number, named, viewed))
-            if (tier, number) == extents[-1]:
-                self._soon(at_s, daemon.planner.found_memory.awaited.clear)
             found += [(tier, place_of(number, index), label) for index, label in named]
+        self._soon(at_s, daemon.planner.found_memory.awaited.clear)
         self._rng.shuffle(found)
         while found:  # then the bytes, in any order: requests have what they wait for verified first
             at_s += self._rng.random() * longest_s

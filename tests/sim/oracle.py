@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CONDEMNED = ("incomplete", "wrong_checksum", "wrong_identity", "no_key", "tenant erased", "put again")
 #: Why the cold store gives up what it has of a block although something continues it.
 SPARE_HALF = "half of it, and memory has all"
+TIER_LOST = "tier lost"  # a GPU, with what only its memory had
 #: Reasons that say that a slower tier has all of a block.
 CLEAN = ("coldest",)
 Key: TypeAlias = tuple[bytes, bytes, int]  # namespace digest, prefix hash, layer group
@@ -223,7 +224,7 @@ class Oracle:
             row = catalog.find(notice.namespace_id, prefix_hash) if is_known else NO_ROW
             readable = row != NO_ROW and catalog.tier_of(row) is not None
             if not readable:
-                if not self.is_lossy:
+                if not self.is_lossy and notice.reason != TIER_LOST:
                     self._check_decoding(notice.namespace_id, prefix_hash, notice.reason)
                 for model in self.sessions.values():  # put again it is another block
                     model.blocks.pop((notice.namespace_id, prefix_hash), None)

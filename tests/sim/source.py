@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.capacity import exports
+from kvtier.appliance.core.catalog.catalog import NO_ROW
 from kvtier.appliance.core.copying import source_index, source_speed
 from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, FetchBundle, SearchBundles
 from kvtier.policies.costs import PrefillModel
@@ -155,7 +156,7 @@ class SourceShell:
         #: Places that exports read: (tier, place, label).
         self.reading: dict[int, Sequence[tuple[Tier, int, FragmentLabel]]] = {}
         self.batches: dict[int, Sequence[CopyItem]] = {}  # of fetches, by copy
-        self.failures: Counter[tuple[bytes, bytes]] = Counter()  # exports in a row, by digest and name
+        self.failures: Counter[tuple[int, int]] = Counter()  # exports in a row, by namespace and last block
         if source.is_on:
             self._world.after(self._delay_s(), self._change, True)
 
@@ -286,7 +287,10 @@ class SourceShell:
         if self._fault("lost_answer"):
             is_stored = False
         num_bytes = sum(label.raw_length for _, _, label in export.fragments) * is_new
-        self.failures[key_of_bundle] = 0 if is_stored else self.failures[key_of_bundle] + 1
+        namespace_id = export.fragments[0][2].namespace_id
+        if (row := daemon.planner.catalog.find(namespace_id, export.bundle.names[-1])) != NO_ROW:
+            last = namespace_id, daemon.planner.catalog.handle(row)
+            self.failures[last] = 0 if is_stored else self.failures[last] + 1
         read_s = self._delay_s() if export.is_trial and is_stored and export.export % 2 else 0.0
         daemon.step(ev.ExportFinished(export.export, is_stored, num_bytes * is_stored, read_s))
         if self._fault("outage"):
@@ -303,12 +307,12 @@ class SourceShell:
         counters = planner.story.counters
         if not planner.exports.is_open or any(counters.get(f"exports_{reason}") for reason in NOT_EXPORTED):
             return
-        for namespace in planner.catalog.namespaces.values():
-            for (digest, name), num_failures in self.failures.items():
-                is_due = digest == namespace.identity.digest and name in namespace.rows
-                is_due &= 0 < num_failures <= exports.MAX_RETRIES
-                if is_due and not planner.source_index.is_stored(namespace.id, name):
-                    raise Violation("exports", f"failed {num_failures} times and was not tried again")
+        for (namespace_id, last), num_failures in self.failures.items():
+            row = planner.catalog.row_of(last)
+            if row == NO_ROW or not 0 < num_failures <= exports.MAX_RETRIES:
+                continue
+            if not planner.source_index.is_stored(namespace_id, planner.catalog.prefix_hash[row]):
+                raise Violation("exports", f"failed {num_failures} times and was not tried again")
 
     # ------------------------------------------------------------------------------------ private
 

@@ -104,6 +104,11 @@ FAILED_ONCE = {
     "no defect: of four segments two are kept free, and a block needs more than the other two": (2_106_405,),
     "no defect: a block left memory before what continues it was verified there": (2_200_454,),
     "no defect: an answer was judged by a client that went silent in the same step": (1_110_218,),
+    "an extent that shrinks waited for an event when all that was to leave it had been evicted": (1_132_026,),
+    "no defect: a GPU was lost with the only copy of what was decoded on": (1_136_262,),
+    "no defect: an export failed of a block that was forgotten, and put again": (1_136_529,),
+    "no defect: an eviction of the step before was held against a session that decodes now": (2_131_390,),
+    "no defect: an empty memory was kept, and what it might hold was awaited for ever": (2_135_776,),
 }  # fmt: skip
 
 

@@ -128,7 +128,8 @@ class Resizing:
     def _move(self, tier: Tier, room: SlotPool) -> None:
         """Begin to move some fragments out of leaving extents."""
         queue = self._to_move[tier]
-        if not queue:
+        is_new = not queue
+        if is_new:
             queue.extend(self._inhabitants(tier, room.leaving))
         moves: list[Move] = []
         moving_bytes = self._core.bytes_in_flight.get((tier, tier), 0)
@@ -146,7 +147,9 @@ class Resizing:
             self._copies.start(tier, tier, moves, Urgency.ENDED, owner=self)
             for move in moves:
                 self._residency.drop(move.fragment, tier)
-            self.is_busy = bool(queue) and moving_bytes < MAX_MOVING_BYTES
+            self.is_busy |= bool(queue) and moving_bytes < MAX_MOVING_BYTES
+        elif not queue and not is_new:  # all that was noted has been evicted; what came in later is not noted
+            self.is_busy = True
 
     def _next_move(self, tier: Tier, room: SlotPool, queue: deque[tuple[int, int]]) -> Move | None:
         """Take the first of the queue; None when it is gone or busy, a target of NO_PLACE when nothing is
