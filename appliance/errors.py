@@ -144,7 +144,7 @@ REASONS: dict[str, ErrorReason] = {
         _PRECONDITION,
         UnknownError,
         "no tier can hold a fragment of this geometry",
-        "lower layers_per_group, or raise the daemon's extent_bytes",
+        "lower layers_per_group, or raise tiers.dram.extent",
     ),
     "UNKNOWN_CLIENT": ErrorReason(
         _PRECONDITION,

@@ -27,7 +27,7 @@ from ... import Client, KvtierError
 from ...clients.values.keys import prefix_hashes
 from ...clients.values.namespace import Namespace
 from ...v1 import admin_pb2
-from ...v1.types import Geometry, NamespaceIdentity
+from ...v1.types import Geometry, NamespaceIdentity, PutOutcome
 from ..config.units import about_bytes, count, format_bytes
 from .output import console, new_table, print_json, progress_bar, talk
 from .quantities import SIZE, SIZES
@@ -66,7 +66,13 @@ class Figure:
     type=SIZES,
     help="Block sizes.  [default: 64KiB,256KiB,1MiB,4MiB, as far as --volume allows]",
 )
-@click.option("--batch", default=16, show_default=True, type=click.IntRange(1, 1024), help="Blocks a call.")
+@click.option(
+    "--batch",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    help="Blocks a call; fewer where --volume makes less than 32 calls of them.",
+)
 @click.option(
     "--volume", default="256MiB", show_default=True, type=SIZE, help="Bytes to store per block size."
 )
@@ -92,7 +98,7 @@ def bench(
     \b
     Example:
       kvtier bench
-      kvtier bench --sizes 1MiB --batch 32 --json > before.json
+      kvtier bench --sizes 256KiB --batch 32 --json > before.json
       kvtier bench --volume 64MiB
     """
     wanted = _sizes(sizes, volume)
@@ -242,11 +248,16 @@ class Rounds:
 def _put(
     client: Client, namespace: Namespace, chain: list[bytes], number: int, source: Array, session_id: str
 ) -> tuple[float, int]:
-    """Put a chain. Returns the seconds it took and the bytes that were stored."""
+    """Put a chain. Returns the seconds it took and the bytes that were stored. Raises Failed without room."""
     _stamp(source, namespace.block_bytes, number)
     began = time.perf_counter()
     report = client.put(namespace, chain, source, session=session_id)
     seconds = time.perf_counter() - began
+    if set(report.outcomes) == {PutOutcome.NO_ROOM}:  # each further one would wait as long
+        raise Failed(
+            f"a put of {format_bytes(namespace.block_bytes)} blocks found no room in {seconds:.1f} s: what is "
+            "there is held, or is cut for blocks of other sizes (docs/operate/sizing.md)"
+        )
     return seconds, (len(chain) - report.num_refused) * namespace.block_bytes
 
 

@@ -64,6 +64,7 @@ def ask_daemon(target: str, was_named: bool) -> RunningDaemon:
         draining=status.draining,
         problems=tuple(audit.problems),
         backends=backends,
+        memory_bytes=sum(tier.capacity_bytes for tier in status.tiers if "memfd" in tier.backend),
         bundles=tuple(
             BundleWorth(*(getattr(one, field) for field in BundleWorth._fields))
             for one in status.source.bundles

@@ -42,6 +42,7 @@ def evict(tier: str, size: str, namespace: int | None, target: str | None, as_js
     What is being read, pinned, of a decoding session, or needed by blocks that continue it stays, and is
     counted by reason. Of nvme whole segments are emptied, oldest first, and stay empty over a restart;
     blocks that memory also holds stay readable there, and are written to nvme again before they leave it.
+    Of a namespace a restart may find again what shares a segment with others: erase a tenant to be sure.
 
     \b
     Example:

@@ -9,7 +9,7 @@ from ..config import Settings, SettingsError, changes
 from ..replay import report
 from ..replay.setups import ModelShape, Setup, tiers_of
 from .output import console, print_json
-from .policy_file import apply, schema, show, show_changes, validate
+from .policy_file import apply, by_key, schema, show, show_changes, validate
 from .replay import read, run, speeds_of, trace_options
 from .settings_options import RefusedSettings
 from .target import Failed, json_option
@@ -73,8 +73,10 @@ def diff(
     """
     before, after = _load(old), _load(new)
     found = changes(before, after)
+    if trace_path is None or not as_json:
+        show_changes(found, as_json)
     if trace_path is None:
-        return show_changes(found, as_json)
+        return
     try:
         shape = ModelShape.parse(model, layers_per_group, prefill_speed)
         speeds = speeds_of(edges, edges_from)
@@ -87,17 +89,13 @@ def diff(
         raise click.UsageError(str(error)) from error
     outcomes = run(trace, setups, jobs, speeds)
     if as_json:
-        changed = {one.key: (one.was, one.becomes) for one in found}
-        print_json({"changes": changed, **report.plain(trace, outcomes)})
+        print_json({"changes": by_key(found), **report.plain(trace, outcomes)})
     else:
         screen = console()
         screen.print(report.about(trace))
-        for one in found:
-            screen.print(f"  {one.key}: {one.was} → {one.becomes}", markup=False)
         screen.print(report.differences(*outcomes))
     if any(outcome.problems for outcome in outcomes):
         raise Failed("the audit after the replay found problems; that is a defect, please report it")
-    return None
 
 
 def _labels(old: str, new: str) -> tuple[str, str]:

@@ -160,7 +160,7 @@ def apply(file: Path | None, dry_run: bool, generation: int, target: str | None,
         answer = stub.ApplyPolicy(request, timeout=APPLY_TIMEOUT_S)
     found = [Change(c.key, json.loads(c.was), json.loads(c.becomes)) for c in answer.changes]
     if as_json:
-        print_json({"generation": answer.generation, "dry_run": dry_run, "changes": _by_key(found)})
+        print_json({"generation": answer.generation, "dry_run": dry_run, "changes": by_key(found)})
         return
     show_changes(found, as_json=False)
     verb = "in force is still" if dry_run else "in force is"
@@ -191,7 +191,7 @@ def show_changes(found: Iterable[Change], as_json: bool) -> None:
     """Print what would be another, and which of it a running daemon cannot change."""
     found = list(found)
     if as_json:
-        return print_json({"changes": _by_key(found)})
+        return print_json({"changes": by_key(found)})
     screen = console()
     for one in found:
         note = "" if one.is_live else "   (needs a restart)"
@@ -201,7 +201,8 @@ def show_changes(found: Iterable[Change], as_json: bool) -> None:
     return None
 
 
-def _by_key(found: Iterable[Change]) -> dict[str, dict[str, object]]:
+def by_key(found: Iterable[Change]) -> dict[str, dict[str, object]]:
+    """Return changes as plain values."""
     return {
         one.key: {"was": one.was, "becomes": one.becomes, "needs_restart": not is_live(one.key)}
         for one in found

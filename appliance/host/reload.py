@@ -223,7 +223,7 @@ class Reload:
             raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {names}")
         if problems:
             raise error("BAD_POLICY", "; ".join(problems))
-        memory = check_memory(gather_host(), settings, running=False, held_bytes=self._held_bytes())
+        memory = check_memory(gather_host(), settings, self._held_bytes())
         if memory.verdict is CheckVerdict.FAIL:
             raise error("TIER_FULL", str(memory))
 

@@ -7,7 +7,7 @@ from ...v1.addresses import socket_path
 from ...v1.shm import HUGE_PAGE_BYTES, extent_file_bytes
 from ..config import Settings
 from ..config.units import about_bytes, format_bytes
-from .facts import Facts, Host, Versions
+from .facts import Facts, Host, RunningDaemon, Versions
 from .verdicts import Check, fail, ok, warn
 
 MIN_PYTHON = (3, 11)
@@ -101,7 +101,7 @@ def check_shared_memory(host: Host) -> Check:
     return ok("shared memory", "memfds can be sealed read-only")
 
 
-def check_memory(host: Host, settings: Settings, running: bool, held_bytes: int = 0) -> Check:
+def check_memory(host: Host, settings: Settings, held_bytes: int = 0) -> Check:
     """Check that the tiers fit into memory, of which they have `held_bytes` already.
 
     Huge pages were set aside for them, and are no part of what the kernel calls available.
@@ -112,8 +112,6 @@ def check_memory(host: Host, settings: Settings, running: bool, held_bytes: int 
         there += host.num_free_huge_pages * HUGE_PAGE_BYTES
     more, fix = " more" if held_bytes else "", "or raise the container's memory limit"
     detail = f"the memory tiers take {about_bytes(wanted)}{more}, {about_bytes(there)} are available"
-    if running:
-        return ok("memory", f"{detail} beside the running daemon")
     setting = "tiers.dram.capacity"
     if wanted > there:
         return fail("memory", detail, f"lower tiers.dram.capacity (or tiers.hbm.capacity), {fix}", setting)
@@ -213,6 +211,12 @@ def check_clock(host: Host) -> Check:
             "boot with clocksource=tsc, if the processor's is stable",
         )
     return ok("clock", host.clock_source or "not shown by the kernel")
+
+
+def held_memory_bytes(daemon: RunningDaemon, settings: Settings) -> int:
+    """Return the host memory that the tiers of a running daemon have, slot headers included."""
+    extent_bytes = settings.tiers.dram.extent_bytes
+    return daemon.memory_bytes // extent_bytes * extent_file_bytes(extent_bytes)
 
 
 def wanted_memory_bytes(settings: Settings) -> int:

@@ -165,6 +165,7 @@ class RunningDaemon:
     draining: bool = False
     problems: tuple[str, ...] = ()
     backends: dict[str, str] = field(default_factory=dict)  # by tier
+    memory_bytes: int = 0  # of the host, that its tiers have
     bundles: tuple[BundleWorth, ...] = ()  # of an object store, by namespace
 
 

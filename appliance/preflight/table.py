@@ -29,6 +29,7 @@ from .checks_host import (
     check_numa,
     check_python,
     check_shared_memory,
+    held_memory_bytes,
 )
 from .checks_places import check_daemon, check_directory, check_http, check_listen
 from .checks_settings import check_exports, check_policies, check_quotas, check_tcp_address
@@ -60,7 +61,7 @@ CHECKS = (
     CheckRow(Scope.DOCTOR, lambda facts, _: (check_python(facts.versions), check_grpc(facts.versions))),
     CheckRow(Scope.DOCTOR, lambda facts, _: [check_native(facts.native_absence)]),
     CheckRow(Scope.HOST, lambda facts, _: (check_kernel(facts.host), check_shared_memory(facts.host))),
-    CheckRow(Scope.HOST, lambda facts, s: [check_memory(facts.host, s, facts.daemon.reachable)]),
+    CheckRow(Scope.HOST, lambda facts, s: [check_memory(facts.host, s, held_memory_bytes(facts.daemon, s))]),
     CheckRow(Scope.HOST, lambda facts, s: [check_huge_pages(facts.host, s, facts.daemon.reachable)]),
     CheckRow(Scope.HOST, lambda facts, s: (check_memlock(facts.host, s), check_numa(facts.host, s))),
     CheckRow(Scope.HOST, lambda facts, s: [check_descriptors(facts.host, s)]),

@@ -70,6 +70,11 @@ def nvme(*overrides: str) -> Settings:
     return settings("tiers.nvme.path=/data", "tiers.nvme.capacity=10GiB", *overrides)
 
 
+def held_by_daemon() -> int:
+    """Return what a daemon with 1 GiB of dram holds."""
+    return checks_host.held_memory_bytes(replace(DAEMON, memory_bytes=GIB), settings())
+
+
 KEYS = facts.MasterKeyFile(Path("/etc/m.key"), "", False, ("aaaa", "bbbb"), {"aaaa": 2})
 
 
@@ -135,12 +140,12 @@ HOST_CASES = {
     "native": (checks_host.check_native("KVTIER_NATIVE=off"), WARN, "unset KVTIER_NATIVE"),
     "grpc": (checks_host.check_grpc(replace(VERSIONS, grpc="1.62.0")), FAIL, "pip install 'grpcio>=1.70'"),
     "little memory": (
-        checks_host.check_memory(replace(POOR, available_bytes=GIB), settings(), False),
+        checks_host.check_memory(replace(POOR, available_bytes=GIB), settings()),
         FAIL,
         "lower tiers.dram.capacity",
     ),
     "tight memory": (
-        checks_host.check_memory(replace(POOR, available_bytes=1100 << 20), settings(), False),
+        checks_host.check_memory(replace(POOR, available_bytes=1100 << 20), settings()),
         WARN,
         "to leave room",
     ),
@@ -148,7 +153,6 @@ HOST_CASES = {
         checks_host.check_memory(
             replace(HOST, available_bytes=GIB, num_free_huge_pages=512),
             settings("tiers.dram.capacity=1.5GiB"),
-            False,
         ),
         OK,
         "",
@@ -157,15 +161,21 @@ HOST_CASES = {
         checks_host.check_memory(
             replace(HOST, available_bytes=GIB, num_free_huge_pages=512),
             settings("tiers.dram.capacity=1.5GiB", "tiers.dram.hugepages=off"),
-            False,
         ),
         FAIL,
         "lower tiers.dram.capacity",
     ),
     "memory taken by the daemon": (
-        checks_host.check_memory(replace(HOST, available_bytes=0), settings(), True),
+        checks_host.check_memory(replace(HOST, available_bytes=0), settings(), held_by_daemon()),
         OK,
         "",
+    ),
+    "more than is there beside the daemon": (
+        checks_host.check_memory(
+            replace(POOR, available_bytes=GIB), settings("tiers.dram.capacity=1TiB"), held_by_daemon()
+        ),
+        FAIL,
+        "lower tiers.dram.capacity",
     ),
     "no huge pages, auto": (
         checks_host.check_huge_pages(

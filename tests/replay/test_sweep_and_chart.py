@@ -143,7 +143,11 @@ def test_policy_diff_shows_what_a_change_would_have_done(trace_path: Path, tmp_p
     found = json.loads(
         kvtier("policy", "diff", "--replay", trace_path, "default", large, "--jobs", 1, "--json").stdout
     )
-    assert found["changes"]["tiers.dram.capacity"] == ["auto", "8GiB"]
+    assert found["changes"]["tiers.dram.capacity"] == {
+        "was": "auto",
+        "becomes": "8GiB",
+        "needs_restart": False,
+    }
     assert len(found["outcomes"]) == 2
     small.write_text("tiers: {dram: {capacity: much}}\n")
     assert kvtier("policy", "diff", "--replay", trace_path, small, large).exit_code == 2

@@ -141,7 +141,8 @@ class AdminServiceServicer:
 
     def Evict(self, request, context):
         """Drops unpinned blocks of a tier, coldest first, until `bytes` were freed; of nvme whole segments, oldest first.
-        Blocks that leave nvme are not found again by a restart.
+        Blocks that leave nvme are not found again by a restart; those of one namespace may be, where others share
+        their segments.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

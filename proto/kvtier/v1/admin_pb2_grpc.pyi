@@ -43,7 +43,8 @@ class AdminServiceStub:
     """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect."""
     Evict: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EvictRequest, _admin_pb2.EvictResponse]
     """Drops unpinned blocks of a tier, coldest first, until `bytes` were freed; of nvme whole segments, oldest first.
-    Blocks that leave nvme are not found again by a restart.
+    Blocks that leave nvme are not found again by a restart; those of one namespace may be, where others share
+    their segments.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent. With `restart`
@@ -84,7 +85,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect."""
     Evict: _aio.UnaryUnaryMultiCallable[_admin_pb2.EvictRequest, _admin_pb2.EvictResponse]  # type: ignore[assignment]
     """Drops unpinned blocks of a tier, coldest first, until `bytes` were freed; of nvme whole segments, oldest first.
-    Blocks that leave nvme are not found again by a restart.
+    Blocks that leave nvme are not found again by a restart; those of one namespace may be, where others share
+    their segments.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent. With `restart`
@@ -158,7 +160,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.EvictResponse, _abc.Awaitable[_admin_pb2.EvictResponse]]:
         """Drops unpinned blocks of a tier, coldest first, until `bytes` were freed; of nvme whole segments, oldest first.
-        Blocks that leave nvme are not found again by a restart.
+        Blocks that leave nvme are not found again by a restart; those of one namespace may be, where others share
+        their segments.
         """
 
     @_abc_1.abstractmethod
