@@ -255,8 +255,8 @@ def _put(
     seconds = time.perf_counter() - began
     if set(report.outcomes) == {PutOutcome.NO_ROOM}:  # each further one would wait as long
         raise Failed(
-            f"a put of {format_bytes(namespace.block_bytes)} blocks found no room in {seconds:.1f} s: what is "
-            "there is held, or is cut for blocks of other sizes (docs/operate/sizing.md)"
+            f"a put of {format_bytes(namespace.block_bytes)} blocks found no room in {seconds:.1f} s: what "
+            "is there is held, or is cut for blocks of other sizes (docs/operate/sizing.md)"
         )
     return seconds, (len(chain) - report.num_refused) * namespace.block_bytes
 

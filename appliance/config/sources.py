@@ -4,7 +4,7 @@ The sources are overlaid into one tree of plain values before the model sees it,
 the name of its source (`policy.yaml:7`, `KVTIER_LEASES__TTL`, `--set leases.ttl`). pydantic-settings was
 rejected: it overlays the sources, but does not keep where a value came from, which errors have to name.
 
-Only variables with a setting as first word are read (`KVTIER_TIERS__DRAM__CAPACITY`, two underscores
+Only variables with a setting as first word, or two underscores, are read (`KVTIER_TIERS__DRAM__CAPACITY`, two
 between keys). Kubernetes injects `KVTIER_PORT`, `KVTIER_SERVICE_HOST` and such into every pod that sits
 beside a Service named kvtier; refusing those would break correct installations.
 """
@@ -67,11 +67,11 @@ class Gathered:
     empty_file: str = ""
 
     def source_of(self, path: KeyPath) -> str:
-        """Return where `path`, or the nearest thing around it, was written."""
+        """Return where `path`, the nearest thing around it, or one below it was written."""
         for length in range(len(path), -1, -1):
             if source := self.sources.get(path[:length]):
                 return source
-        return "default"
+        return next((one for p, one in self.sources.items() if p[: len(path)] == path), "default")
 
     def set(self, path: Sequence[str], value: object, source: str) -> None:
         """Overlay one value. Mutates `values`. Raises SettingsError when `path` leads through a value."""
@@ -107,8 +107,8 @@ def gather(
     known = {name.upper(): name for name in keys_of(model)}
     for variable in sorted(environment):
         words = variable.removeprefix(ENVIRONMENT_PREFIX).split("__")
-        if not variable.startswith(ENVIRONMENT_PREFIX) or words[0] not in known:
-            continue
+        if not variable.startswith(ENVIRONMENT_PREFIX) or (words[0] not in known and len(words) == 1):
+            continue  # not two underscores: Kubernetes has none, and a misspelt setting is refused
         if variable == POLICY_FILE_VARIABLE:
             continue
         keys = [word.lower() for word in words]

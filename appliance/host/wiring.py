@@ -36,6 +36,7 @@ from .assembly import MAX_COPIES_PER_EDGE, Assembly
 log = logging.getLogger(__name__)
 
 LOCAL_SUFFIX = ".local"  # the local channel's socket stands beside the gRPC one
+SPARE_CONNECTIONS = 32
 
 
 def build_planner(settings: Settings, assembly: Assembly) -> Planner:
@@ -151,7 +152,9 @@ def local_path(settings: Settings) -> Path | None:
 def local_options(settings: Settings) -> LocalOptions:
     """Return the bounds of the local channel."""
     limits = settings.limits
-    return LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
+    # Those beyond `max_clients` attach, and are refused with words.
+    max_connections = limits.max_clients + SPARE_CONNECTIONS
+    return LocalOptions(limits.staging_per_client_bytes, max_connections, settings.socket_mode)
 
 
 def make_folder(path: Path | None, *, is_shared: bool) -> None:

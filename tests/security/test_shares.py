@@ -49,6 +49,16 @@ def test_clients_of_one_tenant_leave_the_others_their_share(tmp_path: Path, reco
             client.close()
 
 
+def test_a_client_too_many_without_tenants_is_told_so(tmp_path: Path) -> None:
+    """Before: the channel took as many connections as clients, and closed the next one without a word."""
+    with DaemonThread(small_settings(tmp_path, limits={"max_clients": 2})) as served:
+        clients: list[RawClient] = []
+        refused = attach_until_refused(served, clients, 4096)
+        assert (len(clients), refused.detail.reason) == (3, "TOO_MANY_CLIENTS")
+        for client in clients:
+            client.close()
+
+
 def test_staging_of_a_tenant_is_at_most_its_quota_of_dram(tmp_path: Path, record_property: Record) -> None:
     """Before: 2.5 GiB by a tenant with a quota of 32 MiB."""
     acme = {**TENANTS["acme"], "quota": {"dram": "6MiB"}}

@@ -70,6 +70,8 @@ class PlacementRequests:
         if event.ttl_s > self._core.options.pin_ttl_max_s:
             message = f"ask for at most {self._core.options.pin_ttl_max_s:g} s"
             return requests.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
+        if event.floor not in self._core.rooms:
+            return requests.refuse(event.call, "BAD_TIER", f"this daemon has no tier {event.floor.label}")
         catalog = self._core.catalog
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
         pinnable_bytes = requests.quotas.pinnable_bytes(checked[0])

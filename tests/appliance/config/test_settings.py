@@ -387,6 +387,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     [
         ({"KVTIER_LEASES__TTL": "soon"}, [], "KVTIER_LEASES__TTL", "leases.ttl: 'soon' is not a duration"),
         ({"KVTIER_LEASES__TLT": "1s"}, [], "KVTIER_LEASES__TLT", "did you mean 'ttl'?"),
+        ({"KVTIER_LEASE__TTL": "1s"}, [], "KVTIER_LEASE__TTL", "did you mean 'leases'?"),
         ({"KVTIER_LISTEN": "[a"}, [], "KVTIER_LISTEN", "not valid YAML"),
         (
             {"KVTIER_REFLECTION__DEEP": "1"},

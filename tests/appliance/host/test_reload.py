@@ -14,6 +14,7 @@ from bench.reload import play
 from kvtier.appliance.config import Origin
 from kvtier.appliance.errors import ApplianceError
 from kvtier.appliance.host import reload as reload_module
+from kvtier.appliance.host.wiring import SPARE_CONNECTIONS
 from kvtier.appliance.preflight import probes
 from kvtier.appliance.server.ports import AppliedPolicy
 from kvtier.clients import Client, Geometry, NamespaceIdentity
@@ -108,7 +109,7 @@ def test_what_is_applied_holds_at_once(scene: Scene) -> None:
     assert daemon.planner.core.choice.eviction == "s3fifo"
     assert daemon.planner.core.policies.prefetcher is None
     assert daemon.local is not None
-    assert daemon.local.options.max_connections == 1
+    assert daemon.local.options.max_connections == 1 + SPARE_CONNECTIONS
     assert scene.apply(text).generation == 2, "nothing differs any more"
 
 

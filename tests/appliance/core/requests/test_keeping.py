@@ -103,6 +103,13 @@ def test_pins_of_a_fast_tier_leave_room_in_the_slowest() -> None:
     assert rig.answer(call).reason == "TIER_FULL"
 
 
+def test_a_pin_in_a_tier_that_there_is_not_is_no_question_of_room() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=0)
+    call = rig.call()
+    rig.do(ev.PinRequested(call, CLIENT, "", rig.namespace_id, rig.put_new("a", 1), Tier.HBM, 10.0))
+    assert rig.answer(call).reason == "BAD_TIER"
+
+
 def test_a_decoding_session_loses_nothing() -> None:
     rig = Rig(dram_blocks=2, nvme_blocks=0)
     chain = hashes("a", 2)
