@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.worker import GIB, KIB, Adapter, Process, free_port, serve, work_directory
+from bench.worker import GIB, KIB, Adapter, Gone, Process, free_port, serve, work_directory
 
 os.environ.update(LMCACHE_TRACK_USAGE="false", LMCACHE_LOG_LEVEL="ERROR", LMCACHE_DISABLE_BANNER="1")
 os.environ.update(OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
@@ -132,8 +132,9 @@ class LMCache(Adapter):
         return names.num if done else 0
 
     def before_get(self, names: Prompt) -> None:
-        if self.lookup(names) != names.num:
-            raise RuntimeError("a prepared prompt is gone")
+        if (found := self.lookup(names)) != names.num:
+            self.after_lookup(names)  # it locked what it found
+            raise Gone(f"a lookup found {found} of {names.num} prepared objects")
 
     def get(self, names: Prompt) -> int:
         request = self.looked_up
