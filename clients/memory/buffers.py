@@ -7,8 +7,8 @@ bytearray have in common. torch is recognised by `data_ptr`, never imported.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from ...v1.arguments import whole
 from ..errors import InvalidRequest
 
 copy_bytes = ctypes.memmove  # (target address, source address, number of bytes); releases the GIL
+Addresses: TypeAlias = npt.NDArray[np.int64]
 _BYTE = ctypes.c_char
 
 
@@ -71,31 +72,41 @@ class Pieces:
     Every fragment must be a whole number of pieces.
     """
 
-    addresses: npt.NDArray[np.int64]
+    addresses: Addresses
     piece_bytes: int
     owner: Any = None
 
 
-@dataclass(frozen=True, slots=True)
 class Blocks:
-    """Memory of the caller: addresses of shape (blocks, pieces); `owner` keeps it alive."""
+    """Memory of the caller: one block behind the other from `address` on, or else at `addresses`."""
 
-    addresses: npt.NDArray[np.int64]
-    block_bytes: int
-    contiguous: bool  # back to back
-    owner: Any
+    __slots__ = ("_addresses", "_num_blocks", "address", "block_bytes", "owner")
+
+    def __init__(self, num_blocks: int, block_bytes: int, owner: Any, where: int | Addresses) -> None:
+        """`where`: the address of the first block, or of all pieces. `owner` keeps the memory alive."""
+        self._num_blocks = num_blocks
+        self.block_bytes = block_bytes
+        self.owner = owner
+        self.address = where if isinstance(where, int) else None
+        self._addresses = None if isinstance(where, int) else where
 
     def __len__(self) -> int:
-        return len(self.addresses)
+        return self._num_blocks
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where the pieces of blocks are, int64, shape (blocks, pieces)."""
+        if self._addresses is None:
+            starts = np.arange(self._num_blocks, dtype=np.int64) * self.block_bytes
+            self._addresses = (starts + (self.address or 0))[:, None]
+        return self._addresses
 
     @property
     def piece_bytes(self) -> int:
         """Bytes at each address."""
         return self.block_bytes // int(self.addresses.shape[1])
 
-    def targets(
-        self, fragment_offsets: Sequence[int], fragment_bytes: Sequence[int]
-    ) -> npt.NDArray[np.int64]:
+    def targets(self, fragment_offsets: Sequence[int], fragment_bytes: Sequence[int]) -> Addresses:
         """Return where fragments go, shape (blocks, groups, pieces of one fragment).
 
         Raises InvalidRequest when a fragment is not a whole number of pieces, or fragments differ in how many
@@ -114,14 +125,15 @@ class Blocks:
 
     def part(self, first: int, last: int) -> "Blocks":
         """Return blocks `first` up to `last`."""
-        if first == 0 and last >= len(self.addresses):
-            return self
-        return replace(self, addresses=self.addresses[first:last])
+        where = (
+            self.addresses[first:last] if self.address is None else self.address + first * self.block_bytes
+        )
+        return Blocks(min(last, self._num_blocks) - first, self.block_bytes, self.owner, where)
 
     def gather(self, address: int) -> None:
         """Copy all blocks to `address`, back to back. Releases the GIL."""
-        if self.contiguous and len(self.addresses):
-            copy_bytes(address, int(self.addresses[0, 0]), len(self.addresses) * self.block_bytes)
+        if self.address is not None:
+            copy_bytes(address, self.address, self._num_blocks * self.block_bytes)
             return
         piece_bytes = self.piece_bytes
         for source in self.addresses.ravel().tolist():
@@ -145,15 +157,14 @@ def blocks_of(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -
             if span.num_bytes != block_bytes:
                 raise InvalidRequest(f"a buffer has {span.num_bytes} bytes, a block has {block_bytes}")
         addresses = np.array([span.address for span in spans], np.int64).reshape(-1, 1)
-        return Blocks(addresses, block_bytes, False, [span.owner for span in spans])
+        return Blocks(num_blocks, block_bytes, [span.owner for span in spans], addresses)
     whole = span_of(data)
     wanted = num_blocks * block_bytes
     if whole.num_bytes < wanted or (not writable and whole.num_bytes != wanted):
         raise InvalidRequest(
             f"{num_blocks} blocks of {block_bytes} bytes are {wanted} bytes, the buffer has {whole.num_bytes}"
         )
-    starts = np.arange(num_blocks, dtype=np.int64) * block_bytes + whole.address
-    return Blocks(starts[:, None], block_bytes, True, whole.owner)
+    return Blocks(num_blocks, block_bytes, whole.owner, whole.address)
 
 
 def scatter(targets: npt.NDArray[np.int64], length: int, offset: int, chunk: bytes) -> None:
@@ -186,7 +197,7 @@ def _blocks_in_pieces(pieces: Pieces, num_blocks: int, block_bytes: int) -> Bloc
         )
     if (np.diff(addresses, axis=1) == pieces.piece_bytes).all():
         addresses = addresses[:, :1]  # the whole block in one run
-    return Blocks(addresses, block_bytes, False, pieces.owner)
+    return Blocks(num_blocks, block_bytes, pieces.owner, addresses)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:

@@ -121,15 +121,14 @@ def get(
         expected=expected,
     )
     num_one_sided, is_shared = 0, num_wanted and attachment.reader is not None
-    if is_shared and blocks.contiguous and attachment.extents.mapped:
-        num_one_sided = yield from _read_run(operations, attachment, chain, int(blocks.addresses[0, 0]))
+    if is_shared and blocks.address is not None and attachment.extents.mapped:
+        num_one_sided = yield from _read_run(operations, attachment, chain, blocks.address)
     if num_one_sided < num_wanted:
         targets = blocks.targets(namespace.fragment_offsets, namespace.fragment_bytes)
         if is_shared:
             behind, rest = chain.behind(num_one_sided), targets[num_one_sided:]
-            num_one_sided += yield from _read_one_sided(
-                operations, attachment, behind, rest, blocks.contiguous
-            )
+            is_run = blocks.address is not None
+            num_one_sided += yield from _read_one_sided(operations, attachment, behind, rest, is_run)
     done = first_block + num_one_sided
     if done < num_named:
         rest = targets[num_one_sided:]

@@ -101,9 +101,9 @@ class _Put:
 
     def offset_of(self, blocks: Blocks) -> int | None:
         """Where the blocks lie in the staging extent; None unless they all do, back to back."""
-        if not blocks.contiguous:
+        if blocks.address is None:
             return None
-        return self.staging.offset_of(int(blocks.addresses[0, 0]), len(blocks) * self.block_bytes)
+        return self.staging.offset_of(blocks.address, len(blocks) * self.block_bytes)
 
     def _stage(self, first: int, blocks: Blocks) -> Operation[_Piece]:
         """Copy a piece into the staging extent, waiting for earlier pieces where it is full."""
