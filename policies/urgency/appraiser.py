@@ -48,8 +48,9 @@ from .visits import (
 )
 from .worth import index_at
 
-#: Observations that are learned together.
-BATCH = 128
+#: Observations that are learned together before a price is made, and as soon as there are so many: most of
+#: learning costs the same however many they are, and while a tier has room no price is made at all.
+BATCH, FULL_BATCH = 128, 512
 #: Stretches that move to their next age bin per call; each is one observation.
 MAX_MOVES = 256
 #: Stretches that are priced together, where many are out of date.
@@ -187,6 +188,7 @@ class Appraiser:
         """
         if self.follows_age:
             return np.full(len(parts), _price_by_age(0.0))
+        self.learn()
         kinds = [kind for kind, _ in parts]
         features = [features_of(visit, kind, past.num_uses, past.age_s) for kind, past in parts]
         gap_bins = [gap_bins_of(visit, kind, past.num_uses, past.known_s) for kind, past in parts]
@@ -214,6 +216,7 @@ class Appraiser:
         return float(early + (step - first) * (late - early))
 
     def _prices_by_step(self) -> F64:
+        self.learn()
         if not len(self._unknown_prices):
             nothing = np.zeros((1, NUM_FEATURES), np.int64), np.zeros((1, NUM_GAPS), np.int64)
             hazards = self._hazards.hazards(np.array([PRIVATE]), *nothing)
@@ -297,11 +300,11 @@ class Appraiser:
                 queue.popleft()
                 queue.popleft()
                 num_left -= 1
-        self.learn()
+        self.learn(FULL_BATCH)
 
-    def learn(self) -> None:
-        """Learn from what was observed, once it is a batch."""
-        if len(self._seen.bins) >= BATCH:
+    def learn(self, batch: int = BATCH) -> None:
+        """Learn from what was observed, if there are `batch` observations."""
+        if len(self._seen.bins) >= batch:
             self._hazards.learn(self._seen)
             self._rates.fade(len(self._seen))
             self._seen = Observations()
@@ -338,6 +341,7 @@ class Appraiser:
     def _reprice_together(self, numbers: I32, bins: I8) -> None:
         if not len(numbers):
             return
+        self.learn()
         stretches = self._stretches
         described = np.frombuffer(stretches.descriptions, np.int16).reshape(-1, DESCRIPTION)[numbers]
         kinds, features, gap_bins = parts_of(described, NUM_FEATURES)

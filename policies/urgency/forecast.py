@@ -114,7 +114,6 @@ class Forecast(Observer):
         visit.tip = rows[-1]
         self._priced = None
         self._appraiser.describe(visit)
-        self._appraiser.learn()
 
     def session_changed(self, change: SessionChange) -> None:
         """Store that a session ended, fell silent, announced a return, or is back and queued.
@@ -366,7 +365,6 @@ class Forecast(Observer):
         self._fallback.asked([prefix_hash[row] for row in rows], names, stretches.num_blocks)
         self._appraiser.follows_age = not self._fallback.follows_forecast
         self._appraiser.describe(visit)
-        self._appraiser.learn()
         return visit
 
 
