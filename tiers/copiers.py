@@ -54,21 +54,18 @@ class HostCopier:
         assert num_tasks > 0
         self._pool = pool
         self._num_tasks = num_tasks
-        self._run = edge(source, target)
+        #: Copies items in the calling thread: for batches too small to be worth a hand-over.
+        self.run = edge(source, target)
 
     def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
         """Begin copying `items`; outcomes come in their order."""
-        batch = _BatchCopy(items, self._run)
+        batch = _BatchCopy(items, self.run)
         for task in _cut(items, self._num_tasks):
             try:
                 self._pool.submit(batch.work, task)
             except RuntimeError:  # the pool is shut down: the daemon is going
                 batch.refuse(task)
         return batch.future
-
-    def run(self, items: Sequence[CopyItem]) -> list[CopyOutcome]:
-        """Copy `items` in the calling thread: for batches too small to be worth a hand-over."""
-        return self._run(items)
 
 
 class _BatchCopy:

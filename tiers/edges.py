@@ -7,6 +7,7 @@ needs a bounce buffer, and a new tier needs no new edge. An engine that offers b
 
 import errno
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias, cast
 
 from .base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, landed
@@ -77,15 +78,15 @@ def cause_of(error: Exception) -> Cause:
 def edge(source: Viewable | ReadableSource, target: Viewable | WritableTarget) -> Run:
     """Return the function that copies items over this edge: push what lies in memory, pull what does not."""
     if getattr(source, "is_linear", False) and hasattr(target, "write_run"):
-        return lambda items: _push_runs(cast(Viewable, source), cast(RunWritable, target), items)
+        return partial(_push_runs, cast(Viewable, source), cast(RunWritable, target))
     if hasattr(source, "view"):
         writable = cast(WritableTarget, target)
         write = getattr(target, "write_batch", None) or _each(writable.write)
         verify = getattr(source, "verify", None)
-        return lambda items: _push(cast(Viewable, source), verify, write, items)
+        return partial(_push, cast(Viewable, source), verify, write)
     assert hasattr(target, "view"), "one end of a host edge must be memory"
     read = getattr(source, "read_batch", None) or _each(source.read)
-    return lambda items: _pull(read, cast(Viewable, target), items)
+    return partial(_pull, read, cast(Viewable, target))
 
 
 def _each(transfer: Callable[[int, FragmentLabel, Buffer], bytes | None]) -> TransferAll:

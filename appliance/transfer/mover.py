@@ -108,14 +108,11 @@ class Mover:
         assert copy.copy not in self._jobs
         route = self._route(edge, copy.client)
         is_refused = route is None or copy.target in self._refused
-        if (
-            route is not None
-            and route.inline is not None
-            and not is_refused
-            and bytes_of(copy.items) <= self._inline_bytes(lane, len(copy.items))
-        ):
-            self._run_inline(lane, copy, route, route.inline)
-            return
+        if route is not None and route.inline is not None and not is_refused:
+            num_bytes = bytes_of(copy.items)
+            if num_bytes <= self._inline_bytes(lane, len(copy.items)):
+                self._run_inline(lane, copy, route, route.inline, num_bytes)
+                return
         job = QueuedCopy(copy, [CopyOutcome(Cause.CANCELLED)] * len(copy.items))
         self._jobs[copy.copy] = job
         self._idle.clear()
@@ -254,20 +251,23 @@ class Mover:
             return INLINE_BYTES
         return _turn_bytes(lane) * (2 if num_items == 1 else 1)
 
-    def _run_inline(self, lane: EdgeQueue, copy: Copy, route: Route, run: Inline) -> None:
+    def _run_inline(self, lane: EdgeQueue, copy: Copy, route: Route, run: Inline, num_bytes: int) -> None:
         """Copy here and now, without a queue: for small puts its books cost more than the copy. What is left
         after INLINE_S is queued."""
+        items = copy.items[:]
         began_at = self._clock()
         lane.meter.began(began_at)
-        outcomes = self._in_time(copy.items, run, began_at + INLINE_S)
+        outcomes = self._in_time(items, run, began_at + INLINE_S)
         ended_at, num_done = self._clock(), len(outcomes)
-        tenant = self.shares.tenant(copy.items[0].label.namespace_id)
-        if lane.count(outcomes, tenant, began_at, ended_at, bytes_of(copy.items[:num_done])):
+        tenant = self.shares.tenant(items[0].label.namespace_id)
+        if num_done < len(items):
+            num_bytes = bytes_of(items[:num_done])
+        if lane.count(outcomes, tenant, began_at, ended_at, num_bytes):
             self._report(lane, ended_at)
-        if num_done == len(copy.items):
+        if num_done == len(items):
             self._deliver(CopyFinished(copy.copy, outcomes))
             return
-        left = [CopyOutcome(Cause.CANCELLED)] * (len(copy.items) - num_done)
+        left = [CopyOutcome(Cause.CANCELLED)] * (len(items) - num_done)
         job = self._jobs[copy.copy] = QueuedCopy(copy, outcomes + left)
         self._idle.clear()
         self._enqueue(lane, job, route, num_done)

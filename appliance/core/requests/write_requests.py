@@ -49,6 +49,7 @@ class WriteRequests:
         #: Unfinished fetches, of which there may be hundreds: no step may look at all of them.
         self._fetching: dict[int, FetchJob] = {}
         self._answered: list[PutJob] = []  # finished ones: answered, but sessions and policies were not told
+        self._num_rows_behind = 0  # of these
         self._ids = SecretIds(core.secret, "reservation")
         self._num_untold = 0  # puts in one step, ever: they have negative numbers, which callers are not told
         self.is_closed = False  # draining: nothing new
@@ -134,11 +135,12 @@ class WriteRequests:
             job = self._answered.pop(0)
             self._tell(job)  # its rows are still kept, so they are still these blocks
             job.let_go()
+        self._num_rows_behind = 0
 
     @property
     def is_behind(self) -> bool:
         """Whether `conclude` has much to tell."""
-        return sum([len(job.rows) for job in self._answered]) > MAX_UNTOLD
+        return self._num_rows_behind > MAX_UNTOLD
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do."""
@@ -228,6 +230,7 @@ class WriteRequests:
         self._jobs.pop(job.reservation_id, None)
         self._fetching.pop(job.reservation_id, None)
         self._answered.append(job)
+        self._num_rows_behind += len(job.rows)
 
     def _tell(self, job: PutJob) -> None:
         rows = job.rows if NO_ROW not in job.rows else [row for row in job.rows if row != NO_ROW]
