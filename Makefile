@@ -63,11 +63,16 @@ $(AZURITE)/.installed: $(VENV)/.ready
 test-azure: $(AZURITE)/.installed
 	$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-k azure tests/contracts/test_object_stores.py tests/sources/objects/test_clouds.py)
 
-# Directories of a fleet, which are killed, stopped, flushed and filled: Redis and etcd of Debian, installed where root may.
+# Directories of a fleet, which are killed, stopped, flushed and filled, with and without TLS: Redis and etcd of Debian,
+# installed where root may, and its Valkey beside them.
 DIRECTORY_PACKAGES := redis-server redis-sentinel etcd-server etcd-client
+DIRECTORY_TESTS := tests/contracts/test_directories.py tests/contracts/test_finding.py tests/e2e/test_directory.py
+VALKEY := $(CURDIR)/build/valkey
 test-directories: $(VENV)/.ready
 	$(BIN)/python -m tests.sources.directories.installing $(DIRECTORY_PACKAGES)
-	KVTIER_DIRECTORY_FAULTS=1 $(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),tests/contracts/test_directories.py tests/contracts/test_finding.py tests/e2e/test_directory.py)
+	$(BIN)/python -m tests.sources.directories.installing --valkey $(VALKEY)
+	KVTIER_DIRECTORY_FAULTS=1 $(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),$(DIRECTORY_TESTS))
+	! $(VALKEY)/usr/bin/valkey-server --version || KVTIER_TEST_REDIS=$(VALKEY)/usr/bin/valkey-server KVTIER_DIRECTORY_FAULTS=1 $(BIN)/python -m pytest -q -k "not etcd" $(if $(ARGS),$(ARGS),$(DIRECTORY_TESTS))
 
 # Two workers, each with whole files and ports of its own (tests/ports.py); ARGS=... takes the place of that.
 test: $(VENV)/.ready
@@ -193,7 +198,7 @@ $(NIXL)/.ready: requirements.txt requirements-nixl.txt $(SOURCES_OF_BUILD)
 	$(INSTALL) $(EDITABLE)
 	touch $@
 
-PEER_TESTS := tests/e2e/test_peers.py tests/appliance/fleet/test_hostile_fetcher.py
+PEER_TESTS := tests/e2e/test_peers.py tests/e2e/test_hand_over.py tests/appliance/fleet/test_hostile_fetcher.py
 test-nixl: $(NIXL)/.ready
 	KVTIER_PEERS_TRANSPORT=nixl UCX_TLS=tcp,self $(NIXL)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/nixl $(PEER_TESTS))
 

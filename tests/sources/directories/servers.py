@@ -20,7 +20,9 @@ from tests.security.certificates import Authority
 
 from ...waiting import until
 
-REDIS = next((found for found in map(shutil.which, ("redis-server", "valkey-server")) if found), None)
+#: The first that is there; `KVTIER_TEST_REDIS` names another one.
+PROGRAMS = (os.environ.get("KVTIER_TEST_REDIS", ""), "redis-server", "valkey-server")
+REDIS = next((found for found in map(shutil.which, PROGRAMS) if found), None)
 ETCD = shutil.which("etcd") if shutil.which("etcdctl") else None
 PASSWORD = "correct-horse"
 needs_redis = pytest.mark.skipif(REDIS is None, reason="needs Debian's redis-server (make test-directories)")
