@@ -39,13 +39,15 @@ def test_speculative(draft: dict[str, Any], tmp_path: Path, record_property: Rec
     settings = {**draft, "num_speculative_tokens": 3}
     if "model" in draft:
         settings["model"] = str(models.path_of(draft["model"]))
+    phrase = words(1, 40)
+    asks = [{"tokens": phrase * 5 + words(num_new, 7), "num_new": num_new} for num_new in (8, 48)]
+    options = replace(SMALL, more={"speculative_config": settings})
     with (
         ApplianceProcess() as appliance,
-        engine_of(connected(appliance, more={"speculative_config": settings}), tmp_path) as engine,
+        unless_it_dies_alone(options, tmp_path, asks[1]),
+        engine_of(connected(appliance, options), tmp_path) as engine,
     ):
-        phrase = words(1, 40)
-        for num_new in (8, 48):
-            ask = {"tokens": phrase * 5 + words(num_new, 7), "num_new": num_new}
+        for ask in asks:
             assert_found_right(engine, appliance, ask, record_property, is_exact=False)
 
 
