@@ -264,6 +264,7 @@ class SessionEnded:
     client: int
     session_id: str
     archive: bool
+    num_decoded_tokens: int = 0  # since its last request; 0: it did not say
 
 
 @dataclass(slots=True)

@@ -381,8 +381,8 @@ class Planner:
         self.requests.reply(event.call, CountResult(count))
 
     def _session_ended(self, event: ev.SessionEnded) -> None:
-        session = self.sessions.get(event.session_id)
-        self.prefetching.give_up(rows := self.sessions.end(session) if session else [])
+        session, num_decoded = self.sessions.get(event.session_id), event.num_decoded_tokens
+        self.prefetching.give_up(rows := self.sessions.end(session, num_decoded) if session else [])
         count = self.pressure.archiving.add_ended(rows) if event.archive else 0
         self.requests.reply(event.call, CountResult(count))
 

@@ -125,7 +125,8 @@ class Shell:
         if hint is None or not session:
             return None
         if hint.is_end:
-            return ev.SessionEnded(0, CLIENT, session, archive=False)  # its answer is not awaited
+            num_decoded = hint.num_decoded_tokens
+            return ev.SessionEnded(0, CLIENT, session, False, num_decoded)  # its answer is not awaited
         return ev.SessionUpdated(
             CLIENT,
             session,

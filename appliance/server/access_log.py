@@ -209,6 +209,6 @@ class AccessLog:
 
 def _word_of(event: SessionUpdated | SessionEnded, now: float) -> SessionReport:
     if isinstance(event, SessionEnded):
-        return SessionReport(Urgency.ENDED, ended=True)
+        return SessionReport(Urgency.ENDED, event.num_decoded_tokens, ended=True)
     back_in_s = max(0.0, event.back_at - now) if event.back_at < float("inf") else 0.0
     return SessionReport(event.urgency, event.num_decoded_tokens, back_in_s)

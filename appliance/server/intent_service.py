@@ -108,6 +108,6 @@ class IntentService:
         cache = self._cache
         client = cache.client_of(caller, request.client_id)
         session_id = caller.known_session("session_id", request.session_id)
-        archive = request.archive
-        answer = cache.appliance.ask(lambda call: events.SessionEnded(call, client.id, session_id, archive))
+        said = request.archive, request.num_decoded_tokens
+        answer = cache.appliance.ask(lambda call: events.SessionEnded(call, client.id, session_id, *said))
         return respond(answer, CountResult, lambda result: pb.EndSessionResponse(num_archived=result.count))

@@ -151,9 +151,12 @@ class AsyncSession:
         await self._client.run(partial(self._client.operations.fork_session, self.session_id, new_session_id))
         return AsyncSession(self._client, new_session_id)
 
-    async def end(self, archive: bool = True) -> int:
-        """End it; return how many blocks are being archived in the cold store."""
-        return await self._client.run(partial(self._client.operations.end_session, self.session_id, archive))
+    async def end(self, archive: bool = True, num_decoded_tokens: int = 0) -> int:
+        """End it; return how many blocks are being archived in the cold store.
+
+        `num_decoded_tokens` as in `update`."""
+        end = partial(self._client.operations.end_session, self.session_id, archive, num_decoded_tokens)
+        return await self._client.run(end)
 
     async def __aenter__(self) -> "AsyncSession":
         return self

@@ -264,11 +264,14 @@ class Operations:
         response = yield from self.call(attachment, "ForkSession", request, self.deadline(None))
         return int(response.num_blocks)
 
-    def end_session(self, session_id: str, archive: bool) -> Operation[int]:
+    def end_session(self, session_id: str, archive: bool, num_decoded_tokens: int = 0) -> Operation[int]:
         """End a session; return how many blocks are being archived."""
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.EndSessionRequest(
-            client_id=attachment.client_id, session_id=text("session_id", session_id), archive=bool(archive)
+            client_id=attachment.client_id,
+            session_id=text("session_id", session_id),
+            archive=bool(archive),
+            num_decoded_tokens=whole("num_decoded_tokens", num_decoded_tokens),
         )
         response = yield from self.call(attachment, "EndSession", request, self.deadline(None))
         return int(response.num_archived)

@@ -151,9 +151,12 @@ class Session:
         self._client.run(partial(self._client.operations.fork_session, self.session_id, new_session_id))
         return Session(self._client, new_session_id)
 
-    def end(self, archive: bool = True) -> int:
-        """End it; return how many blocks are being archived in the cold store."""
-        return self._client.run(partial(self._client.operations.end_session, self.session_id, archive))
+    def end(self, archive: bool = True, num_decoded_tokens: int = 0) -> int:
+        """End it; return how many blocks are being archived in the cold store.
+
+        `num_decoded_tokens` as in `update`."""
+        end = partial(self._client.operations.end_session, self.session_id, archive, num_decoded_tokens)
+        return self._client.run(end)
 
     def __enter__(self) -> "Session":
         return self

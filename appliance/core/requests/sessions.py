@@ -201,9 +201,9 @@ class Sessions:
             self._count(fork)
         return len(rows)
 
-    def end(self, session: SessionEntry) -> list[int]:
+    def end(self, session: SessionEntry, num_decoded_tokens: int = 0) -> list[int]:
         """Forget a session; returns the rows it held."""
-        self.update(session, Urgency.ENDED, float("inf"))
+        self.update(session, Urgency.ENDED, float("inf"), num_decoded_tokens=num_decoded_tokens)
         rows = self.rows(session)
         self._remove(session)
         self._core.story.tell(self._core.now, session.id, "session_ended")

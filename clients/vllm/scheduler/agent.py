@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ....v1.types import NamespaceIdentity
+from ....v1.types import NamespaceIdentity, Urgency
 from ...aio import AsyncClient, AsyncLease, AsyncSession
 from ...connector.breaker import Breaker
 from ...errors import DeadlineExceeded, KvtierError
@@ -32,6 +32,7 @@ MAX_TASKS = 4096  # lookups at a time
 LINE_PERIOD_S = 2.0  # after which one in line tries again unasked
 PROBE_PERIOD_S = 1.0  # while the appliance does not answer
 TELL_DELAY_S = 0.005  # a session that hurries through its states is told once
+DECODING_DELAY_S = 2.0  # most answers are over by then: what they use was used last, and stays without this
 FAILED = LookupAnswer(cause="misses_error")
 
 
@@ -61,7 +62,7 @@ class Agent:
         self._leases: dict[PendingLookup, list[AsyncLease]] = {}
         self._num_releasing = 0  # lookups that have leases on their way back
         self._line: deque[asyncio.Future[None]] = deque()  # of those that found no room to pin
-        self._unsent: dict[str, SessionUpdate] = {}
+        self._unsent: dict[str, tuple[SessionUpdate, float]] = {}  # and when it is due
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_lookups = 0
         self._epoch = 0  # of the daemon that answered last
@@ -320,27 +321,32 @@ class Agent:
     # ---------------------------------------------------------------------------------- sessions
 
     def _note(self, session: str, update: SessionUpdate) -> None:
-        self._unsent[session] = update
-        self._has_news.set()
+        is_decoding = update.urgency is Urgency.DECODING
+        self._unsent[session] = update, self._loop.time() + is_decoding * DECODING_DELAY_S
+        if not is_decoding or len(self._unsent) == 1:
+            self._has_news.set()
 
     async def _tell_all(self) -> None:
-        """Send the latest update of each session. What fails is dropped: it was a hint."""
+        """Send the latest update of each session when it is due. What fails is dropped: it was a hint."""
         while True:
-            await self._has_news.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_news.wait(), DECODING_DELAY_S if self._unsent else None)
             await asyncio.sleep(TELL_DELAY_S)
             self._has_news.clear()
-            updates, self._unsent = self._unsent, {}
-            for session_id, update in updates.items():
+            now = self._loop.time()
+            due = {session: update for session, (update, due_at) in self._unsent.items() if due_at <= now}
+            for session_id in due:
+                del self._unsent[session_id]
+            for session_id, update in due.items():
                 if self.breaker.is_open:
                     break
                 session = AsyncSession(self._client, session_id)
+                num_decoded = update.num_decoded_tokens
                 try:
-                    if not update.is_last or update.num_decoded_tokens:
-                        await session.update(
-                            update.urgency, update.deadline_s, update.back_in_s, update.num_decoded_tokens
-                        )
                     if update.is_last:
-                        await session.end()
+                        await session.end(num_decoded_tokens=num_decoded)
+                    else:
+                        await session.update(update.urgency, update.deadline_s, update.back_in_s, num_decoded)
                 except KvtierError as problem:
                     self._failed(problem)
                 except Exception:  # hints must not end this task

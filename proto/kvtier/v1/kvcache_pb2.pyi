@@ -1318,19 +1318,23 @@ class EndSessionRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     ARCHIVE_FIELD_NUMBER: _builtins.int
+    NUM_DECODED_TOKENS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     session_id: _builtins.str
     archive: _builtins.bool
+    num_decoded_tokens: _builtins.int
+    """as in UpdateSessionRequest"""
     def __init__(
         self,
         *,
         client_id: _builtins.int = ...,
         session_id: _builtins.str = ...,
         archive: _builtins.bool = ...,
+        num_decoded_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "client_id", b"client_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "client_id", b"client_id", "num_decoded_tokens", b"num_decoded_tokens", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -85,12 +85,12 @@ def test_puts_of_either_form_and_words_of_sessions() -> None:
     world.tell(reserve, ev.CommitRequested(3, CLIENT, "c", 9, [(0, 1)]))
     world.tell(ev.CommitRequested(2, CLIENT, "b", 0, [(0, 1)], both))
     world.tell(ev.SessionUpdated(CLIENT, "s", Urgency.WAITING, back_at=37.0, num_decoded_tokens=5))
-    world.tell(ev.SessionEnded(4, CLIENT, "s", archive=True))
+    world.tell(ev.SessionEnded(4, CLIENT, "s", archive=True, num_decoded_tokens=6))
     accesses = heard(watcher)
     assert [access.kind.name for access in accesses] == ["PUT", "PUT", "SESSION", "SESSION"]
     assert [access.parent_hash for access in accesses[:2]] == [world.names[0], new]
     words = [access.word for access in accesses[2:]]
-    assert words == [(Urgency.WAITING, 5, 30.0, False), (Urgency.ENDED, 0, 0.0, True)]
+    assert words == [(Urgency.WAITING, 5, 30.0, False), (Urgency.ENDED, 6, 0.0, True)]
 
 
 def test_a_slow_watcher_is_told_how_much_it_missed() -> None:

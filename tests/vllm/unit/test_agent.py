@@ -13,7 +13,7 @@ from kvtier.clients import ExpectedBlocks, Urgency
 from kvtier.clients.errors import DeadlineExceeded, Overloaded
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.groups import Group
-from kvtier.clients.vllm.scheduler import finding
+from kvtier.clients.vllm.scheduler import agent, finding
 from kvtier.clients.vllm.scheduler.agent import Agent
 from kvtier.clients.vllm.scheduler.handover import HandoverSource
 from kvtier.clients.vllm.scheduler.lookups import LookupRequest, PendingLookup, SessionUpdate
@@ -355,7 +355,23 @@ def test_only_the_latest_word_about_a_session_is_sent(appliance: FakeAppliance, 
     here.agent.tell("session", SessionUpdate(Urgency.ENDED, num_decoded_tokens=5, is_last=True))
     all_told.set()
     until(lambda: "EndSession" in appliance.calls)
-    assert appliance.calls.count("UpdateSession") == 1
+    assert "UpdateSession" not in appliance.calls
+
+
+def test_an_answer_that_takes_long_is_told_of_and_a_short_one_is_not(
+    appliance: FakeAppliance, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "DECODING_DELAY_S", 0.05)
+    here = scene()
+    here.agent.tell("long", SessionUpdate(Urgency.DECODING))
+    until(lambda: "UpdateSession" in appliance.calls)
+    monkeypatch.setattr(agent, "DECODING_DELAY_S", 1e6)
+    here.agent.tell("short", SessionUpdate(Urgency.DECODING))
+    here.agent.tell("another", SessionUpdate(Urgency.WAITING, None, 30.0))
+    until(lambda: appliance.calls.count("UpdateSession") == 2)
+    here.agent.tell("short", SessionUpdate(Urgency.ENDED, num_decoded_tokens=5, is_last=True))
+    until(lambda: "EndSession" in appliance.calls)
+    assert appliance.calls.count("UpdateSession") == 2
 
 
 def test_what_is_pinned_is_known_before_it_has_come_up(
