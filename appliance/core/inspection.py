@@ -135,7 +135,7 @@ class Inspection:
     def story(self, namespace_id: int, prefix: bytes) -> list[Line]:
         """Return the story of a block, known now or forgotten already."""
         block = self.block(namespace_id, prefix)
-        return self._core.story.of(bytes.fromhex(block["prefix_hash"]) if block else prefix)
+        return self._core.story.of(bytes.fromhex(block["prefix_hash"]) if block else prefix, namespace_id)
 
     def session_story(self, session_id: str) -> list[Line]:
         """Return the story of a session."""

@@ -69,7 +69,7 @@ class Explainer:
         """Return what is remembered of a block named by its hash or a unique beginning; None: nothing is."""
         name = self._name_of(namespace_id, prefix)
         where = self._where(namespace_id, [name])
-        exits = self._exits({name})
+        exits = self._exits(namespace_id, {name})
         return Explanation(where, exits, name) if exits or GONE not in where else None
 
     def session(self, session_id: str) -> Explanation | None:
@@ -77,10 +77,10 @@ class Explainer:
         namespace_id, names = self._telemetry.chain_of(session_id)
         if not names:
             return None
-        return Explanation(self._where(namespace_id, names), self._exits(set(names)))
+        return Explanation(self._where(namespace_id, names), self._exits(namespace_id, set(names)))
 
-    def _exits(self, names: set[bytes]) -> list[Decision]:
-        return self._planner.story.decisions(self._exit_words, MAX_EXITS, MAX_LINES, names)
+    def _exits(self, namespace_id: int, names: set[bytes]) -> list[Decision]:
+        return self._planner.story.decisions(self._exit_words, MAX_EXITS, MAX_LINES, names, namespace_id)
 
     def _where(self, namespace_id: int, names: Sequence[bytes]) -> Counter[str]:
         catalog = self._planner.catalog
@@ -108,7 +108,7 @@ class Explainer:
         if found is not None:
             return bytes.fromhex(found["prefix_hash"])
         if len(prefix) < HASH_BYTES:
-            names = self._planner.story.starting_with(prefix)
+            names = self._planner.story.starting_with(prefix, namespace_id)
             if len(names) == 1:
                 return names.pop()
         return prefix.ljust(HASH_BYTES, b"\0")

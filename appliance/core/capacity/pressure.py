@@ -398,8 +398,7 @@ class Pressure:
         has_moves = has_way and self._decide_moves(row, tier, target, urgency, archives=archives)
         residency.unkeep(row)
         if has_moves:
-            name = core.catalog.prefix_hash[row]
-            core.story.tell(core.now, name, f"{what}_{tier.label}")
+            core.tell(row, f"{what}_{tier.label}")
         return has_moves
 
     def _decide_moves(self, row: int, tier: Tier, lower: Tier, urgency: Urgency, *, archives: bool) -> bool:

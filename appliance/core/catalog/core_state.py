@@ -20,7 +20,7 @@ from .catalog import Catalog
 from .outbox import Outbox
 from .policy_facts import PolicyFacts
 from .policy_listeners import PolicyListeners
-from .story import Story
+from .story import NO_VERDICT, Story, Verdict
 from .transitions import Transitions
 
 
@@ -60,7 +60,7 @@ class CoreState:
         #: What the story calls it when a block came into a tier, or was evicted from it, by tier.
         self.stored_in = {tier: f"stored_{tier.label}" for tier in ladder.tiers}
         self.evicted_from = {tier: f"evicted_{tier.label}" for tier in ladder.tiers}
-        self.transitions = Transitions(self.catalog, self.story.words)
+        self.transitions = Transitions(self.catalog, self.words)
         self.outbox = Outbox()
         #: Tiers that do not work now.
         self.offline: set[Tier] = set()
@@ -85,6 +85,15 @@ class CoreState:
         self.choice = choice
         self.policies = self.build_policies(choice)
         self.listeners = PolicyListeners(self.policies)
+
+    def tell(self, row: int, what: str, why: str = "", verdict: Verdict = NO_VERDICT) -> None:
+        """Tell the story that `what` happened to a block."""
+        catalog = self.catalog
+        self.story.tell(self.now, catalog.prefix_hash[row], what, why, verdict, catalog.namespace_id[row])
+
+    def words(self, row: int) -> list[str]:
+        """Return the story of a block as text, for error messages."""
+        return self.story.words(self.catalog.prefix_hash[row], self.catalog.namespace_id[row])
 
     def build_policies(self, choice: PolicyChoice, shared: Mapping[str, Any] | None = None) -> PolicySet:
         """Build the policies of `choice` for the present sizes of the tiers.

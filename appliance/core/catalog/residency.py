@@ -68,7 +68,7 @@ class Residency(Rules):
         )
         change = BlockChange.MOVED if is_moved else BlockChange.STORED
         self.core.outbox.notify(change, catalog.namespace_id[row], tier, [name])
-        self.core.story.tell(self.core.now, name, self.core.stored_in[tier])
+        self.core.tell(row, self.core.stored_in[tier])
 
     def fail(self, fragment: int, tier: Tier, cause: Cause) -> None:
         """Give a place back into which the bytes will not arrive, with the copy's hold."""
@@ -79,9 +79,7 @@ class Residency(Rules):
         vacated = self.core.transitions.fail(fragment, tier)
         if tier == self._log_tier:
             self._settle(tier, vacated.place)
-        self.core.story.tell(
-            self.core.now, catalog.prefix_hash[row], f"copy_failed_{tier.label}", cause.value
-        )
+        self.core.tell(row, f"copy_failed_{tier.label}", cause.value)
         self._give_back(row, tier, vacated)
         self.forget_if_nowhere(row)
         self.offer(row, tier)  # its other fragments, if any: this copy was the last thing to hold it
@@ -94,7 +92,7 @@ class Residency(Rules):
         one, and so has a spare half, which leaves although blocks continue it."""
         is_asked = tier == self._log_tier and reason == ADMINISTRATOR
         may_leave = not self.why_in_store(row) if is_asked else self.may_leave(row, tier)
-        assert may_leave, self.core.story.words(self._catalog.prefix_hash[row])
+        assert may_leave, self.core.words(row)
         if self._catalog.tier_of(row) is None:
             reason = INCOMPLETE
         elif not is_asked and self.is_spare_half(row, tier):
@@ -104,8 +102,7 @@ class Residency(Rules):
             if self._catalog.state[tier][fragment] == State.RESIDENT:
                 freed += self._evict(row, fragment, tier, is_unwanted=is_asked)
         self._notify_removed(row, tier, reason)
-        name = self._catalog.prefix_hash[row]
-        self.core.story.tell(self.core.now, name, self.core.evicted_from[tier], reason, self.verdict(victim))
+        self.core.tell(row, self.core.evicted_from[tier], reason, self.verdict(victim))
         self.forget_if_nowhere(row)
         return freed
 
@@ -127,7 +124,7 @@ class Residency(Rules):
         if tier != self._log_tier:
             self.core.outbox.emit(Retract(tier, (catalog.place[tier][fragment],)))
         self._notify_removed(row, tier, reason)
-        self.core.story.tell(self.core.now, catalog.prefix_hash[row], f"{verb}_{tier.label}", reason)
+        self.core.tell(row, f"{verb}_{tier.label}", reason)
         if catalog.holds[tier][fragment] == 0:
             self._quiet(row, fragment, tier)
 

@@ -68,8 +68,9 @@ class RunEviction:
         parent, names = catalog.parent[rows[-1]], catalog.prefix_hash
         num_left = core.transitions.withdraw_run(rows, tier)
         taken = [names[row] for row in rows]
-        core.story.tell_many(core.now, taken, core.evicted_from[tier], reason, residency.verdict(victim))
-        core.outbox.notify(BlockChange.REMOVED, catalog.namespace_id[rows[0]], tier, taken, reason)
+        namespace_id, verdict = catalog.namespace_id[rows[0]], residency.verdict(victim)
+        core.story.tell_many(core.now, namespace_id, taken, core.evicted_from[tier], reason, verdict)
+        core.outbox.notify(BlockChange.REMOVED, namespace_id, tier, taken, reason)
         if parent != NO_ROW:
             if is_only_here:
                 catalog.unlink(rows[-1])

@@ -83,7 +83,7 @@ def land_run(core: CoreState, run: FreshRun, checksums: Sequence[bytes]) -> None
     core.transitions.land_run(run.rows, run.fragments, checksums)
     core.outbox.emit(Publish(tier, run.places, run.labels(checksums)))
     core.outbox.notify(BlockChange.STORED, run.namespace.id, tier, list(run.names))
-    core.story.tell_many(core.now, run.names, core.stored_in[tier])
+    core.story.tell_many(core.now, run.namespace.id, run.names, core.stored_in[tier])
 
 
 def refresh_run(core: CoreState, rows: Sequence[int]) -> None:

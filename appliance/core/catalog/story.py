@@ -28,6 +28,7 @@ class Line(NamedTuple):
 
     at: float  # seconds on the shell's clock
     subject: bytes | str  # prefix hash of a block, or id of a session
+    namespace_id: int  # of a block
     what: str
     why: str
     verdict: Verdict = NO_VERDICT
@@ -41,8 +42,8 @@ class Decision(NamedTuple):
 
 
 _Value: TypeAlias = float | bytes | str
-_Entry: TypeAlias = tuple[float, bytes | str, str, str, float, float, bytes]
-_NUM_VALUES = 7  # of an entry
+_Entry: TypeAlias = tuple[float, bytes | str, int, str, str, float, float, bytes]
+_NUM_VALUES = 8  # of an entry
 
 
 class Story:
@@ -57,25 +58,36 @@ class Story:
         self.counters: dict[str, int] = {}
 
     def tell(
-        self, at: float, subject: bytes | str, what: str, why: str = "", verdict: Verdict = NO_VERDICT
+        self,
+        at: float,
+        subject: bytes | str,
+        what: str,
+        why: str = "",
+        verdict: Verdict = NO_VERDICT,
+        namespace_id: int = 0,
     ) -> None:
-        """Remember that `what` happened to `subject`, and count it."""
-        self._values.extend((at, subject, what, why, *verdict))
+        """Remember that `what` happened to `subject`, and count it.
+
+        Blocks of two namespaces may have one hash: `namespace_id` says which it was."""
+        self._values.extend((at, subject, namespace_id, what, why, *verdict))
         self.counters[what] = self.counters.get(what, 0) + 1
 
     def tell_many(
         self,
         at: float,
+        namespace_id: int,
         subjects: Sequence[bytes],
         what: str,
         why: str = "",
         verdict: Verdict = NO_VERDICT,
     ) -> None:
-        """The same as `tell` for each of many blocks."""
+        """The same as `tell` for each of many blocks of a namespace."""
         price, next_price, next_block = verdict
         self.counters[what] = self.counters.get(what, 0) + len(subjects)
         subjects = subjects[-self._max_lines :]  # what would be forgotten at once is not written
-        values: list[_Value] = [at, b"", what, why, price, next_price, next_block] * len(subjects)
+        values: list[_Value] = [at, b"", namespace_id, what, why, price, next_price, next_block] * len(
+            subjects
+        )
         values[1::_NUM_VALUES] = subjects
         self._values.extend(values)
 
@@ -83,13 +95,18 @@ class Story:
         """Count something that is not worth a line."""
         self.counters[what] = self.counters.get(what, 0) + by
 
-    def of(self, subject: bytes | str) -> list[Line]:
-        """Return what is remembered about a block or session, oldest first."""
-        return [_line(entry) for entry in self._entries() if entry[1] == subject]
+    def of(self, subject: bytes | str, namespace_id: int = 0) -> list[Line]:
+        """Return what is remembered about a block of a namespace, or about a session, oldest first."""
+        key = subject, namespace_id
+        return [_line(entry) for entry in self._entries() if entry[1:3] == key]
 
-    def starting_with(self, prefix: bytes) -> set[bytes]:
-        """Return the blocks that are remembered under a hash that begins so."""
-        return {s for _, s, *_ in self._entries() if isinstance(s, bytes) and s.startswith(prefix)}
+    def starting_with(self, prefix: bytes, namespace_id: int) -> set[bytes]:
+        """Return the blocks of a namespace that are remembered under a hash that begins so."""
+        return {
+            subject
+            for _, subject, number, *_ in self._entries()
+            if number == namespace_id and isinstance(subject, bytes) and subject.startswith(prefix)
+        }
 
     def decisions(
         self,
@@ -97,21 +114,25 @@ class Story:
         limit: int,
         max_lines: int = 20_000,
         about: Container[bytes | str] | None = None,
+        namespace_id: int = 0,
     ) -> list[Decision]:
         """Return the last `limit` decisions with a `what` in `words`, newest first.
         Blocks that were evicted together are one decision. Looks at the last `max_lines` lines at most, and
-        `about` some subjects only when that is given."""
+        `about` some blocks of a namespace only when these are given."""
         found: list[Decision] = []
         kind: tuple[object, ...] = ()
         for entry in islice(self._newest_first(), max_lines):
-            if entry[2] not in words or (about is not None and entry[1] not in about):
+            at, subject, number, what, why, _, _, next_block = entry
+            if what not in words:
                 continue
-            if (entry[0], entry[2], entry[3], entry[6]) == kind:
+            if about is not None and (subject not in about or number != namespace_id):
+                continue
+            if (at, what, why, next_block) == kind:
                 found[-1] = found[-1]._replace(num_blocks=found[-1].num_blocks + 1)
                 continue
             if len(found) == limit:
                 break
-            kind = (entry[0], entry[2], entry[3], entry[6])
+            kind = (at, what, why, next_block)
             found.append(Decision(_line(entry), 1))
         return found
 
@@ -122,15 +143,15 @@ class Story:
         for backwards in zip(*[reversed(self._values)] * _NUM_VALUES, strict=True):
             yield cast(_Entry, backwards[::-1])
 
-    def words(self, subject: bytes | str) -> list[str]:
+    def words(self, subject: bytes | str, namespace_id: int = 0) -> list[str]:
         """Return the story as text, for error messages."""
-        return [f"{line.at:.6f} {line.what} {line.why}".rstrip() for line in self.of(subject)]
+        return [f"{line.at:.6f} {line.what} {line.why}".rstrip() for line in self.of(subject, namespace_id)]
 
 
 def _line(entry: _Entry) -> Line:
-    at, subject, what, why, price, next_price, next_block = entry
+    at, subject, namespace_id, what, why, price, next_price, next_block = entry
     verdict = Verdict(price, next_price, next_block)
-    return Line(at, subject, what, _with_prices(why, verdict), verdict)
+    return Line(at, subject, namespace_id, what, _with_prices(why, verdict), verdict)
 
 
 def _with_prices(why: str, verdict: Verdict) -> str:

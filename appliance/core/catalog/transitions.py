@@ -53,13 +53,13 @@ class Vacated(NamedTuple):
 
 
 class Transitions:
-    """Takes steps. `history`: what happened to a block, by prefix hash, for the error of an invalid step.
+    """Takes steps. `history`: what happened to a block, by row, for the error of an invalid step.
 
     Written here and nowhere else: the columns place, state, holds, encoding, num_placed, num_resident,
     num_holds, num_children_placed and num_keepers of the catalog, and the sums below.
     """
 
-    def __init__(self, catalog: Catalog, history: Callable[[bytes], Sequence[str]]) -> None:
+    def __init__(self, catalog: Catalog, history: Callable[[int], Sequence[str]]) -> None:
         self._catalog = catalog
         self._history = history
         ladder = self._ladder = catalog.ladder
@@ -396,9 +396,10 @@ class Transitions:
 
     def _invalid(self, fragment: int, tier: Tier, step: Step) -> InvalidTransition:
         catalog = self._catalog
-        subject = catalog.prefix_hash[catalog.block_of[fragment]]
+        row = catalog.block_of[fragment]
         state = State(catalog.state[tier][fragment])
-        return InvalidTransition(state, step, f"{subject.hex()} {tier.label}", self._history(subject))
+        subject = f"{catalog.prefix_hash[row].hex()} {tier.label}"
+        return InvalidTransition(state, step, subject, self._history(row))
 
     def _leave(self, fragment: int, tier: Tier, step: Step) -> None:
         """From RESIDENT to wherever `step` leads."""

@@ -151,7 +151,7 @@ class Prefetches:
                 break  # no room, and what follows is of no use without it
             coming = [f for f in coming if catalog.state[self._put_tier][f] != State.ABSENT]
             self._note(row, expected.until, sum(map(catalog.length_of, coming)), source)
-            core.story.tell(core.now, catalog.prefix_hash[row], "prefetch", expected.reason)
+            core.tell(row, "prefetch", expected.reason)
             num_blocks, num_bytes = num_blocks + 1, num_bytes + self._begun[row].num_bytes
             if catalog.num_placed[self._put_tier][row] < catalog.namespace_of(row).num_groups:
                 break  # no room for all of it, and none for what follows
@@ -398,7 +398,7 @@ class Prefetches:
             used_bytes = num_bytes if outcome in ("used", "late") else 0
             wasted_bytes = num_bytes if outcome == "wasted" else 0
             begun.source.end(begun.num_bytes, used_bytes, wasted_bytes, core.now)
-        core.story.tell(core.now, core.catalog.prefix_hash[row], f"prefetch_{outcome}")
+        core.tell(row, f"prefetch_{outcome}")
         core.story.count(f"prefetch_{outcome}_bytes", num_bytes)
 
     def _end_windows(self, now: float) -> None:

@@ -102,8 +102,7 @@ class Pins:
         self._count(pin, 1)
         for row in rows:
             self._core.pin_floors.setdefault(row, []).append(floor)
-            story = self._core.story
-            story.tell(self._core.now, catalog.prefix_hash[row], "pinned", floor.label)
+            self._core.tell(row, "pinned", floor.label)
         return pin
 
     def _count(self, pin: PinEntry, number: int) -> None:

@@ -198,7 +198,7 @@ def test_the_slower_tier_may_decline_and_then_the_block_is_gone() -> None:
     rig.tick(1.0)
     rig.put(hashes("new", 4))
     assert [rig.where(name) for name in chain] == [{"nvme"}, {"nvme"}, set(), set()]
-    assert any("not worth nvme" in line for line in rig.planner.story.words(chain[3]))
+    assert any("not worth nvme" in line for line in rig.planner.story.words(chain[3], rig.namespace_id))
 
 
 def test_policies_are_told_once_per_request_and_before_a_row_is_used_again() -> None:
@@ -232,17 +232,27 @@ def test_the_story_says_what_victim_and_runner_up_would_have_cost() -> None:
         rig.tick(1.0)
     rig.put(hashes("new", 1))
     victim, runner_up = hashes("0", 1)[0], hashes("1", 1)[0]
-    line = rig.planner.story.of(victim)[-1]
+    line = rig.planner.story.of(victim, rig.namespace_id)[-1]
     assert line.why == f"coldest, no slower tier; price 0, the next one ({runner_up.hex()[:8]}) 1"
     assert line.verdict == (0.0, 1.0, runner_up)
     decision = rig.planner.story.decisions(frozenset({"evicted_dram"}), 10)
     assert decision == [(line, 1)]
 
 
+def test_the_story_of_a_block_is_not_that_of_its_name_in_another_namespace() -> None:
+    story = Story(100)
+    story.tell_many(1.0, 1, [b"a"], "stored_dram")
+    story.tell_many(1.0, 2, [b"a"], "stored_dram")
+    story.tell(2.0, b"a", "evicted_dram", "coldest", namespace_id=2)
+    assert [line.what for line in story.of(b"a", 1)] == ["stored_dram"]
+    assert story.decisions(frozenset({"evicted_dram"}), 10, about={b"a"}, namespace_id=1) == []
+    assert story.starting_with(b"a", 3) == set()
+
+
 def test_blocks_that_leave_together_are_one_decision() -> None:
     story = Story(100)
     verdict = Verdict(1.0, 2.0, b"next")
-    story.tell_many(1.0, [b"a", b"b"], "evicted_dram", "coldest", verdict)
+    story.tell_many(1.0, 0, [b"a", b"b"], "evicted_dram", "coldest", verdict)
     story.tell(1.0, "session", "session_opened")
     story.tell(1.0, b"c", "evicted_dram", "coldest", verdict)
     story.tell(2.0, b"d", "evicted_dram", "coldest", verdict)

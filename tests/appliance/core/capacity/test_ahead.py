@@ -32,7 +32,8 @@ def test_the_story_says_why_a_block_was_copied_down(write: str, what: str) -> No
     if write == "spill":  # nothing is copied before its room is needed
         rig.start_put(hashes("b", 4))
         rest(rig)
-    copied = [line.what for line in rig.planner.story.of(hashes("a", 4)[0]) if line.what.endswith("_dram")]
+    lines = rig.planner.story.of(hashes("a", 4)[0], rig.namespace_id)
+    copied = [line.what for line in lines if line.what.endswith("_dram")]
     assert [word for word in copied if word not in ("stored_dram", "evicted_dram")] == [what]
 
 
@@ -42,7 +43,7 @@ def test_a_drained_block_is_archived() -> None:
     land_puts(rig)
     rig.do(ev.DrainStarted(rig.call()))
     rest(rig)
-    assert "archive_dram" in [line.what for line in rig.planner.story.of(hashes("a", 1)[0])]
+    assert "archive_dram" in [line.what for line in rig.planner.story.of(hashes("a", 1)[0], rig.namespace_id)]
 
 
 def test_parents_are_copied_before_their_children() -> None:

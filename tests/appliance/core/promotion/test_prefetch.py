@@ -60,7 +60,7 @@ def test_back_in_30_s_means_there_in_30_s() -> None:
     assert rig.answer(rig.acquire(chain, session_id="s")).last
     assert counted(rig) == {"begun": 2, "used": 2}
     assert rig.planner.story.counters["prefetch_used_bytes"] == 2 * BLOCK
-    assert "said it would be back in 30 s" in str(rig.planner.story.words(chain[0]))
+    assert "said it would be back in 30 s" in str(rig.planner.story.words(chain[0], rig.namespace_id))
 
 
 def test_by_default_who_announced_it_comes_up_and_nobody_else() -> None:
