@@ -33,6 +33,7 @@ from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.cold.log import SegmentLog, record_bytes
 from kvtier.tiers.cold.recovery import RECORD, RecoveredStore, SegmentSummary
 from kvtier.tiers.memory.slots import SlotPool
+from tests.records import columns
 
 from .machine import print_machine
 from .table import render
@@ -122,7 +123,7 @@ def recovered(num_blocks: int) -> RecoveredStore:
         SegmentSummary(number, count * record_pages, count, count * record_pages << 12)
         for number, count in enumerate(num_live)
     ]
-    return RecoveredStore([IDENTITY], records, segments, Counter())
+    return RecoveredStore([IDENTITY], columns(records), segments, Counter())
 
 
 def adopt(num_blocks: int) -> tuple[int, float, float]:

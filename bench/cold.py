@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
-import random
 import shutil
 import statistics
 import subprocess
@@ -27,12 +26,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from bench.machine import print_machine
+from kvtier.clients import Client
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog, record_bytes
@@ -40,6 +41,7 @@ from tests.daemon import Daemon
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SEGMENT_BYTES = 256 * MIB
+CHAIN, NUM_STARTS = 64, 3
 SMALL = NamespaceIdentity(b"benchmark " * 3, Geometry(1, 1, 128, 16, "int8"))  # fragments of one page
 NAMESPACE = NamespaceIdentity(b"benchmark " * 3, Geometry(32, 8, 128, 16, "bfloat16"))
 
@@ -86,7 +88,7 @@ def filled(directory: Path, block: int, total: int, batch: int, threads: int) ->
         store.store_namespace(NAMESPACE)
         room = SegmentLog(num_segments, SEGMENT_BYTES, store.footer_bytes)
         buffers = [[aligned(block) for _ in range(batch)] for _ in range(threads)]
-        dice = random.Random(1)
+        dice = Random(1)
         for view in (view for own in buffers for view in own):
             np.frombuffer(view, np.uint8)[:] = np.frombuffer(dice.randbytes(block), np.uint8)
         yield Filled(store, room, [], [], buffers)
@@ -151,7 +153,7 @@ def read_some(state: Filled, total: int, seed: int) -> Speed:
     num_batches = max(1, total // block // batch // len(state.buffers))  # of each thread
 
     def work(thread: int) -> None:
-        dice = random.Random(seed + thread)
+        dice = Random(seed + thread)
         own = state.buffers[thread]
         for _ in range(num_batches):
             chosen = [dice.randrange(len(state.places)) for _ in own]
@@ -221,10 +223,10 @@ def compare(directory: Path, block: int, threads: int, total: int, rounds: int, 
 
 
 def recover(directory: Path, num_records: int) -> None:
-    """Build a store of `num_records` records of one page, open it again, print how long that took."""
+    """Build a store of `num_records` records of one page in chains, print how soon one is got again."""
     per_batch = 512
     memory = aligned(per_batch * 4096)
-    np.frombuffer(memory, np.uint8)[:] = np.frombuffer(random.Random(1).randbytes(len(memory)), np.uint8)
+    np.frombuffer(memory, np.uint8)[:] = np.frombuffer(Random(1).randbytes(len(memory)), np.uint8)
     views = [memory[i * 4096 : (i + 1) * 4096] for i in range(per_batch)]
     checksums = [xxhash.xxh3_128_digest(view) for view in views]
     num_segments = 3 + num_records * 8192 // (SEGMENT_BYTES * 62 // 64)
@@ -236,8 +238,11 @@ def recover(directory: Path, num_records: int) -> None:
     for first in range(0, num_records, per_batch):
         items = []
         for i in range(min(per_batch, num_records - first)):
-            prefix = sha256((first + i).to_bytes(8, "little")).digest()
-            label = FragmentLabel(SMALL.digest, 1, prefix, b"", first + i, 0, 4096, checksums[i])
+            number = first + i
+            parent = name_of(number - 1) if number % CHAIN else b""
+            label = FragmentLabel(
+                SMALL.digest, 1, name_of(number), parent, number % CHAIN, 0, 4096, checksums[i]
+            )
             items.append((room.reserve(0, 4096) or 0, label, views[i]))
         assert all(outcome.cause is None for outcome in store.write_batch(items))
         for place, _, _ in items:
@@ -256,15 +261,27 @@ def recover(directory: Path, num_records: int) -> None:
     recovered = store.recover()
     took = time.perf_counter() - began
     store.close()
-    assert (len(recovered.records), recovered.reasons) == (num_records, {})
+    assert (recovered.num_records, recovered.reasons) == (num_records, {})
     segments = f"{len(recovered.segments)} segments of {SEGMENT_BYTES // MIB} MiB"
     print(f"recovered {num_records} records of {segments} in {took:.2f} s (open {opened:.2f} s)", flush=True)
-    took, num_blocks = start_daemon(directory, num_segments)
-    print(f"daemon ready with {num_blocks} blocks {took:.2f} s after it was started (imports included)")
+    for start in range(NUM_STARTS):
+        first = Random(start).randrange(num_records // CHAIN) * CHAIN
+        chain = [name_of(number) for number in range(first, first + CHAIN)]
+        ready, hit, num_blocks, data = start_daemon(directory, num_segments, chain)
+        wanted = [views[number % per_batch] for number in range(first, first + CHAIN)]
+        assert data == b"".join(wanted), "wrong bytes"
+        print(f"daemon ready with {num_blocks} blocks {ready:.2f} s after it was started (imports included)")
+        print(f"first hit, {CHAIN} blocks of any chain, {hit:.2f} s after the start", flush=True)
 
 
-def start_daemon(directory: Path, num_segments: int) -> tuple[float, int]:
-    """Start a daemon over the store; return the seconds until it serves, and the blocks it knows."""
+def name_of(number: int) -> bytes:
+    """Return the prefix hash of a block."""
+    return sha256(number.to_bytes(8, "little")).digest()
+
+
+def start_daemon(directory: Path, num_segments: int, chain: list[bytes]) -> tuple[float, float, int, bytes]:
+    """Start a daemon over the store. Return the seconds until it serves and until a chain was got, the blocks
+    that it knows, and the bytes."""
     settings = {
         "tiers.dram.capacity": "64MiB",
         "tiers.nvme.path": str(directory / "store"),
@@ -273,7 +290,12 @@ def start_daemon(directory: Path, num_segments: int) -> tuple[float, int]:
     }
     began = time.perf_counter()
     with Daemon(directory, settings=settings) as daemon:
-        return time.perf_counter() - began, daemon.status().num_blocks
+        ready = time.perf_counter() - began
+        data = bytearray(len(chain) * 4096)
+        with Client(daemon.target) as client:
+            client.get(client.register(SMALL), chain, data)
+            hit = time.perf_counter() - began
+        return ready, hit, daemon.status().num_blocks, bytes(data)
 
 
 def main() -> int:

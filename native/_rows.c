@@ -194,18 +194,28 @@ PyObject *set_rows(PyObject *module, PyObject *args) {
     row_parts parts;
     int is_valid = 1;
     begin_parts(&parts, list, PyBUF_WRITABLE);
-    for (; i < PyTuple_Size(names); i++) {
-        wanted_name wanted;
-        uint64_t row;
-        is_valid = read_entry(&parts, names, rows, i, &wanted, &row);
-        if (!is_valid) break;
-        uint32_t *count = (uint32_t *)counts.buf + wanted.part;
-        if (!wanted.entries || *count >= (wanted.mask + 1) / 4 * 3) break;
-        uint64_t step = 0;
-        for (; wanted.entries[wanted.at] && step <= wanted.mask; step++) wanted.at = wanted.at + 1 & wanted.mask;
-        if (step > wanted.mask) break; /* the count was wrong */
-        wanted.entries[wanted.at] = wanted.hash << 32 | (row + 1);
-        ++*count;
+    const Py_ssize_t count_all = PyTuple_Size(names);
+    int is_full = 0;
+    while (is_valid && !is_full && i < count_all) {
+        wanted_name wanted[AT_ONCE];
+        uint64_t entered[AT_ONCE];
+        const int num = (int)(count_all - i < AT_ONCE ? count_all - i : AT_ONCE);
+        for (int k = 0; is_valid && k < num; k++) { /* asks memory for what the second pass changes */
+            is_valid = read_entry(&parts, names, rows, i + k, &wanted[k], &entered[k]);
+            if (is_valid && wanted[k].entries) __builtin_prefetch(wanted[k].entries + wanted[k].at, 1);
+        }
+        for (int k = 0; is_valid && k < num; k++, i++) {
+            const wanted_name *one = &wanted[k];
+            uint32_t *count = (uint32_t *)counts.buf + one->part;
+            is_full = !one->entries || *count >= (one->mask + 1) / 4 * 3;
+            if (is_full) break;
+            uint64_t at = one->at, step = 0;
+            for (; one->entries[at] && step <= one->mask; step++) at = at + 1 & one->mask;
+            is_full = step > one->mask; /* the count was wrong */
+            if (is_full) break;
+            one->entries[at] = one->hash << 32 | (entered[k] + 1);
+            ++*count;
+        }
     }
     end_change(&parts, &counts, names, rows);
     return is_valid ? PyLong_FromSsize_t(i) : NULL;

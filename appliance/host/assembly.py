@@ -1,7 +1,8 @@
 """Assembly: from settings to tiers. Rooms for the planner, engines and routes for the shell.
 
 Everything that may take seconds or fail for reasons of the host happens here, before the first call is
-served: opening the cold store and recovering it, mapping the first extents. It blocks; run it in a thread.
+served: opening the cold store and recovering it, mapping the first extents. It blocks: `begin` runs it in a
+thread, and a process that serves imports the rest meanwhile.
 
 Threads: copies between memories, reads from the cold store and writes to it each have their own, so that
 no load waits for a thread that a spill holds.
@@ -9,9 +10,10 @@ no load waits for a thread that a spill holds.
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ...tiers.base import ColdStoreError, CopyError, Engine, Room
@@ -35,12 +37,14 @@ from ...v1.shm import MIN_SLOT_BYTES
 from ..backends import TierBackends
 from ..compression.profiles import Profiles, read_profiles
 from ..config import NvmeTier, Settings, Switch
+from ..detached import apart
 from ..errors import StartError
 from ..gpu.hbm_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
 from ..gpu.peer_devices import open_peers
 from ..persisted.learned_file import read_learned, read_whole
 from ..persisted.namespace_book import NamespaceBook
 from ..persisted.writes_file import MAX_BYTES, STEM
+from ..preflight.table import require
 from ..transfer.forward import ForwardCopier
 from ..transfer.lanes import MAX_BATCH_BYTES, Edge, Route
 
@@ -56,6 +60,7 @@ MAX_MEMORY_THREADS = 4  # a few saturate the memory; more only take processors f
 class Assembly:
     """The tiers of one daemon. `close` ends what `Appliance.stop` does not: threads and indexes."""
 
+    epoch: int  # random
     ladder: Ladder  # every tier this daemon can have; rooms and engines are those that it has
     rooms: dict[Tier, Room]
     engines: dict[Tier, Engine]
@@ -124,18 +129,27 @@ class Assembly:
             self.former_views.close()
 
 
-def assemble(
+def begin(
     settings: Settings,
-    epoch: int,
     device: Device | None = None,
     peers: Sequence[Device] = (),
     keeper: Keeper | None = None,
-) -> Assembly:
-    """Build the tiers that `settings` ask for. Blocks. Raises StartError, naming the setting to change.
+) -> "Future[Assembly]":
+    """Return what will be the tiers that `settings` ask for, or StartError, naming the setting to change.
 
     hbm is in the memory of `device`, when one is given, with `peers` beside it. With a `keeper`, memory tiers
     are in memory that it holds, and begin with what it inherited.
     """
+    return apart(lambda: _assemble(settings, device, peers, keeper), "kvtier-start")
+
+
+def _assemble(
+    settings: Settings, device: Device | None, peers: Sequence[Device], keeper: Keeper | None
+) -> Assembly:
+    for warning in require(settings):
+        if warning.setting:  # of the host the doctor tells more
+            log.warning("%s", str(warning))
+    epoch = secrets.randbits(63) | 1
     tiers = settings.tiers
     ladder = tiers.ladder if device is None else tiers.ladder.with_device()
     sizes = [size for tier, size in tiers.sizes.items() if tier in ladder.memory_tiers]
@@ -143,7 +157,7 @@ def assemble(
     num_threads = min(MAX_MEMORY_THREADS, os.cpu_count() or 1)
     threads = make_pool(num_threads)
     indexes = Indexes(num_places, epoch, keeper=keeper)
-    assembly = Assembly(ladder, {}, {}, {}, {}, threads, indexes, pools=[threads])
+    assembly = Assembly(epoch, ladder, {}, {}, {}, {}, threads, indexes, pools=[threads])
     try:
         if keeper is not None:
             assembly.keeper, assembly.book = keeper, NamespaceBook(keeper)

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from ...tiers.block import Tier
@@ -31,7 +31,6 @@ from ..observability.daemon_view import DRAINING, READY, DaemonView
 from ..observability.observability import Observability
 from ..persisted.learned_file import LearnedFile
 from ..persisted.writes_file import WritesFile
-from ..preflight.table import require
 from ..security.callers import CallRates
 from ..security.client_registry import ClientRegistry
 from ..security.principals import Authenticator
@@ -44,7 +43,7 @@ from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, PutBuffers
 from ..server.verify_service import VerifyService
 from .adoption import Adoption
-from .assembly import Assembly, assemble
+from .assembly import Assembly, begin
 from .policy_watch import watch
 from .reload import Reload
 from .wiring import (
@@ -70,9 +69,9 @@ SWEEP_INTERVAL_S = 5.0
 class Daemon:
     """The running daemon: planner, tiers, transports. Made by `Daemon.start`; ended by `stop`."""
 
-    def __init__(self, loaded: Loaded, assembly: Assembly, epoch: int) -> None:
+    def __init__(self, loaded: Loaded, assembly: Assembly) -> None:
         """Wire the parts; nothing is served yet. Must run on the event loop."""
-        settings = loaded.settings
+        settings, epoch = loaded.settings, assembly.epoch
         self.settings = settings
         self.assembly = assembly
         self.planner = build_planner(settings, assembly)
@@ -197,18 +196,20 @@ class Daemon:
     ) -> "Daemon":
         """Assemble, recover, listen.
 
-        Raises StartError, naming what to change. Settings that say where they are from are read again when
-        that changes. With a `device`, hbm is in its memory, and runtimes on `peers` are served, too. With a
-        `keeper`, memory tiers outlive the process.
+        Raises StartError, naming what to change. With a `device`, hbm is in its memory, and runtimes on
+        `peers` are served, too. With a `keeper`, memory tiers outlive the process.
         """
         loaded = Loaded(source) if isinstance(source, Settings) else source
+        return await cls.serve(loaded, begin(loaded.settings, device, peers, keeper))
+
+    @classmethod
+    async def serve(cls, loaded: Loaded, assembling: "Future[Assembly]") -> "Daemon":
+        """Listen, with the tiers that are being assembled. Raises StartError.
+
+        Settings that say where they are from are read again when that changes."""
+        assembly = await asyncio.wrap_future(assembling)
         settings = loaded.settings
-        epoch = secrets.randbits(63) | 1
-        for warning in await detached(lambda: require(settings)):
-            if warning.setting:  # of the host the doctor tells more
-                log.warning("%s", str(warning))
-        assembly = await asyncio.to_thread(assemble, settings, epoch, device, peers, keeper)
-        daemon = cls(loaded, assembly, epoch)
+        daemon = cls(loaded, assembly)
         try:
             for address in settings.listen:
                 make_folder(socket_path(address), is_shared=bool(settings.tenants))

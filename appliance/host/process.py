@@ -12,6 +12,7 @@ import logging
 import resource
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from ... import __version__
 from ...tiers.block import Geometry
@@ -20,9 +21,12 @@ from ..config import HostShare, Loaded, Settings, Tiers
 from ..config.units import about_bytes
 from ..errors import StartError
 from ..observability.logs import configure
-from ..server.admin_service import DrainResult
-from ..server.ports import AppliedPolicy
-from .daemon import Daemon
+from .assembly import begin
+
+if TYPE_CHECKING:
+    from ..server.admin_service import DrainResult
+    from ..server.ports import AppliedPolicy
+    from .daemon import Daemon
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +64,7 @@ async def serve(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
 
     Prints one line when it is ready.
     """
-    signals = Signals(asyncio.ensure_future(Daemon.start(source, keeper=keeper)))
+    signals = Signals(asyncio.ensure_future(_start(source, keeper)))
     try:
         daemon = await signals.starting
     except StartError as problem:
@@ -90,6 +94,15 @@ async def serve(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
     if failed:
         return EXIT_FAILED
     return RESTART if keeper is not None and keeper.is_handing_over else 0
+
+
+async def _start(source: Settings | Loaded, keeper: Keeper | None) -> "Daemon":
+    """Import what serves while the tiers are assembled: the cold store is read without the interpreter."""
+    loaded = Loaded(source) if isinstance(source, Settings) else source
+    assembling = begin(loaded.settings, keeper=keeper)
+    from .daemon import Daemon
+
+    return await Daemon.serve(loaded, assembling)
 
 
 def holding(tiers: Tiers) -> str:
@@ -123,7 +136,7 @@ class Signals:
         self._loop.add_signal_handler(signal.SIGHUP, self._read_policy_again)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_ENDING, signal.SIGHUP})  # the supervisor blocked them
 
-    def apply(self, daemon: Daemon) -> None:
+    def apply(self, daemon: "Daemon") -> None:
         """Apply the signals that came during the start."""
         self._daemon = daemon
         if self.num_endings:
@@ -150,7 +163,7 @@ class Signals:
         else:
             self._drain(self._daemon)
 
-    def _drain(self, daemon: Daemon) -> None:
+    def _drain(self, daemon: "Daemon") -> None:
         self._draining = self._loop.create_task(daemon.drain(DRAIN_GRACE_S, leave=True))
 
     def _read_policy_again(self) -> None:
@@ -185,11 +198,11 @@ def tune_garbage_collector() -> None:
     """Keep Python's collector away from what lives long.
 
     The catalog's objects have no cycles, yet with the default thresholds the collector walked them every
-    second put: 0.6 of the 1.5 ms that a put of 64 blocks took. What is here now is exempt, young objects
+    second put: 0.6 of the 1.5 ms that a put of 64 blocks took. What is here now is exempt, the megabyte of
+    cycles that imports leave with it (finding them would take 70 ms of the first get's time), young objects
     are looked at in small portions (2,000 took up to 8 ms beside others that use the memory), and the
     oldest generation, which takes long to walk and stops every thread, is left alone.
     """
-    gc.collect()
     gc.freeze()
     gc.enable()
     gc.set_threshold(*COLLECTED_AFTER)

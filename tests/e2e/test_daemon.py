@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from kvtier.appliance.compression.codec_choice import CodecSelection
-from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import DrainStarted
 from kvtier.appliance.host import daemon as daemon_module
 from kvtier.appliance.host import process
@@ -322,13 +321,13 @@ def test_a_daemon_whose_planner_failed_ends_with_its_own_code(
 
     async def main() -> int:
         made: list[daemon_module.Daemon] = []
-        start = daemon_module.Daemon.start
+        serve = daemon_module.Daemon.serve
 
-        async def remember(settings: Settings, **others: None) -> daemon_module.Daemon:
-            made.append(await start(settings))
+        async def remember(*parts: Any) -> daemon_module.Daemon:
+            made.append(await serve(*parts))
             return made[0]
 
-        monkeypatch.setattr(daemon_module.Daemon, "start", remember)
+        monkeypatch.setattr(daemon_module.Daemon, "serve", remember)
         serving = asyncio.create_task(process.serve(small_settings(tmp_path)))
         async with asyncio.timeout(60.0):
             while not made:  # noqa: ASYNC110

@@ -13,7 +13,7 @@ from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import EvictRequested
 from kvtier.appliance.errors import ApplianceError, StartError
 from kvtier.appliance.host import assembly
-from kvtier.appliance.host.assembly import assemble
+from kvtier.appliance.host.assembly import begin
 from kvtier.appliance.host.daemon import Daemon
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients import Tier as Asked
@@ -224,21 +224,21 @@ def test_more_than_hbm_holds(scene: Scene) -> None:
 def test_memory_that_does_not_fit(tmp_path: Path) -> None:
     device = FakeDevice(capacity_bytes=1 << 20)
     with pytest.raises(StartError, match=r"tiers\.hbm\.capacity: 4MiB do not fit on device 0"):
-        assemble(make_settings(tmp_path), 1, device)
+        begin(make_settings(tmp_path), device).result()
     assert not device.memory.regions
 
 
 def test_memory_that_cannot_be_pinned(tmp_path: Path) -> None:
     device = FakeDevice(max_registered_bytes=5 << 20)  # the bounce buffer, and half an extent
     with pytest.raises(StartError, match=r"cannot be pinned.*memlock.*backend: host"):
-        assemble(make_settings(tmp_path), 1, device)
+        begin(make_settings(tmp_path), device).result()
     assert not device.memory.regions
 
 
 def test_too_few_streams(tmp_path: Path) -> None:
     device = FakeDevice(num_streams=4)
     with pytest.raises(StartError, match="all 4 streams are taken"):
-        assemble(make_settings(tmp_path), 1, device)
+        begin(make_settings(tmp_path), device).result()
     assert not device.memory.regions
 
 
@@ -249,7 +249,7 @@ def test_without_a_gpu_the_error_names_the_fix(tmp_path: Path) -> None:
     tiers = {"hbm": hbm, "dram": {"capacity": "2MiB", "extent": "2MiB"}}
     settings = Settings.model_validate({"listen": [f"unix://{tmp_path}/k.sock"], "tiers": tiers})
     with pytest.raises(StartError) as caught:
-        assemble(settings, 1)
+        begin(settings).result()
     assert str(caught.value) == f"tiers.hbm.backend is cuda: {why.value}"
 
 

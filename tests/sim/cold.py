@@ -15,7 +15,13 @@ from kvtier.tiers.codecs.base import PROFILED_ID
 from kvtier.tiers.cold.footer import Footer
 from kvtier.tiers.cold.log import record_bytes
 from kvtier.tiers.cold.record import ENTRY
-from kvtier.tiers.cold.recovery import ExaminedSegment, RecoveredStore, assemble
+from kvtier.tiers.cold.recovery import (
+    ExaminedSegment,
+    RecoveredStore,
+    assemble,
+    known_namespaces,
+    read_columns,
+)
 from kvtier.v1.shm import PAGE_BYTES, extent_of, slot_of
 
 from .oracle import Contents, checksum_of
@@ -304,10 +310,13 @@ class VirtualColdStore:
                 segment.order = self._orders
             segment.is_sealed = segment.has_footer = True
             found.append((segment.order, number))
-        footers = [
-            ExaminedSegment(number, self._footer(number), False, Counter()) for _, number in sorted(found)
+        namespaces = list(self.namespaces.values())
+        known = known_namespaces(namespaces, lambda tenant: (self._keys[tenant], 0))
+        segments = [
+            read_columns(ExaminedSegment(number, self._footer(number), False, Counter()), known)
+            for _, number in sorted(found)
         ]
-        return assemble(footers, list(self.namespaces.values()), lambda tenant: (self._keys[tenant], 0))
+        return assemble(segments, namespaces)
 
     def _footer(self, number: int) -> Footer:
         segment = self.segments[number]

@@ -12,6 +12,7 @@ from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.requests import put_job
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.v1.shm import extent_of, slot_of
+from tests.records import rows_of
 
 from .acquiring import Acquire
 from .changes import Changes
@@ -198,9 +199,9 @@ class Run:
     def _adopt(self, certain: dict[int, tuple[bytes, bytes, int]]) -> None:
         recovered = self.cold.recover()
         self.daemon.planner.adopt(recovered, self.world.now)
-        self.world.note("!recovered", len(recovered.records), len(recovered.segments))
+        self.world.note("!recovered", recovered.num_records, len(recovered.segments))
         places = set()
-        for record in recovered.records:
+        for record in rows_of(recovered):
             place = int(record["place"])
             digest = recovered.namespaces[int(record["namespace_index"])].digest
             key = (digest, bytes(record["prefix_hash"]), int(record["group"]))

@@ -31,14 +31,24 @@ from ..codecs.records import RecordCodecs
 from ..encryption.envelope import Envelopes
 from ..encryption.keyring import PLAIN
 from ..encryption.master_keys import MasterKeys
-from .direct_io import DirectIo, offset_of, runs_of
+from .direct_io import DirectIo, Scratch, offset_of, runs_of
 from .footer import footer_bytes_for
 from .inspection import inspect_segment
 from .manifest import Kind, namespace_event, segment_event
 from .opening import Durability, OpenedDirectory, open_directory
 from .record import ENTRY
 from .record_io import header_of, stored_bytes
-from .recovery import ExaminedSegment, RecoveredStore, SegmentFile, assemble, count_unreadable, examine
+from .recovery import (
+    ExaminedSegment,
+    RecoveredStore,
+    SegmentColumns,
+    SegmentFile,
+    assemble,
+    count_unreadable,
+    examine,
+    known_namespaces,
+    read_columns,
+)
 from .segment_files import open_segment_files, segment_path
 from .segment_io import SegmentTransfers, TransferItem
 from .segment_life import NO_FILE, SegmentLife, SegmentSealer, StoreState, check_lives
@@ -46,7 +56,7 @@ from .verification import SegmentVerifier
 
 log = logging.getLogger(__name__)
 
-_MAX_RECOVERY_THREADS = 8
+_MAX_RECOVERY_THREADS = 4
 #: Reasons that every crash leaves behind, and that were wanted.
 HARMLESS = {"segment_unsealed", "tenant_erased"}
 
@@ -304,17 +314,26 @@ class ColdStore:
         """Return everything a former owner sealed, or wrote completely before it died.
         Segments found unsealed are sealed, those with nothing whole in them are freed. Damage is counted,
         never raised. Runs once, before the first transfer."""
-        lives = dict(self._manifest.state.lives)
+        lives, namespaces = dict(self._manifest.state.lives), list(self._manifest.state.namespaces.values())
+        known, scratch = known_namespaces(namespaces, self.keyring.trust), Scratch()
+
+        def read(number: int) -> tuple[ExaminedSegment, SegmentColumns]:
+            is_sealed = lives[number].sealed
+            examined = examine(self._file(number), scratch, sealed=is_sealed)
+            found = read_columns(examined, known)
+            if examined.footer is not None:  # its entries are in the thread's memory, for the next segment
+                kept = examined.footer.entries[: 0 if is_sealed and not examined.scanned else None].copy()
+                examined.footer = examined.footer._replace(entries=kept)
+            return examined, found
+
         with ThreadPoolExecutor(_MAX_RECOVERY_THREADS, "kvtier-recovery") as pool:
-            work = [pool.submit(examine, self._file(n), sealed=life.sealed) for n, life in lives.items()]
-            found = {item.number: item for item in (future.result() for future in work)}
-        for number, item in found.items():
-            self._settle_found(number, item)
+            found = dict(zip(lives, pool.map(read, lives), strict=True))
+        for number, (examined, _) in found.items():
+            self._settle_found(number, examined)
         # Those sealed just now stand at the end of the manifest's order.
-        in_order = [found[number] for number in self._manifest.state.lives if number in found]
-        gone = [item for number, item in found.items() if number not in self._manifest.state.lives]
-        namespaces = list(self._manifest.state.namespaces.values())
-        recovered = assemble(in_order + gone, namespaces, self.keyring.trust)
+        in_order = [number for number in self._manifest.state.lives if number in found]
+        gone = [number for number in found if number not in self._manifest.state.lives]
+        recovered = assemble([found[number][1] for number in in_order + gone], namespaces)
         recovered.reasons.update(self._reasons)
         if recovered.reasons.keys() - HARMLESS:
             log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))

@@ -123,7 +123,7 @@ def unpack_head(page: bytes | memoryview, segment: int, epoch: int, data_pages: 
 def unpack_footer(
     head: FooterHead, body: bytes | memoryview, segment: int, epoch: int, data_pages: int
 ) -> Footer:
-    """Return the footer with `head` and `body` (copied).
+    """Return the footer with `head` and `body`, in which its entries stay.
     Raises FooterError unless the hash matches and every entry lies inside the segment, behind its
     predecessor."""
     if len(body) < head.body_bytes:
@@ -134,7 +134,7 @@ def unpack_footer(
     split = head.num_namespaces * HASH_BYTES
     digests = bytes(body[:split])
     namespaces = [digests[i : i + HASH_BYTES] for i in range(0, split, HASH_BYTES)]
-    entries = np.frombuffer(body, ENTRY, head.num_records, split).copy()
+    entries = np.frombuffer(body, ENTRY, head.num_records, split)
     check_entries(entries, head.num_namespaces, data_pages)
     return Footer(segment, epoch, head.owner_epoch, namespaces, entries)
 

@@ -11,7 +11,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from ..block import NamespaceIdentity, tenant_of
 from ..codecs.base import PROFILED_ID
 from ..codecs.registry import KNOWN_CODECS
 from ..encryption.keyring import PLAIN
-from .direct_io import DirectIo, read_fully
+from .direct_io import DirectIo, Scratch, read_fully
 from .footer import (
     Entries,
     Footer,
@@ -51,7 +51,8 @@ log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 32 << 20  # read at a time when a segment is scanned
 
-#: One record found at recovery.
+#: The columns of what recovery finds: as much is done with a million records in a column, one behind the
+#: other, as with a quarter of them in rows.
 RECORD = np.dtype(
     [
         ("namespace_index", "<u4"),  # in RecoveredStore.namespaces
@@ -79,15 +80,10 @@ COPIED = (
     "checksum",
     "codec",
 )
-#: The first 8 bytes of a prefix hash, as a number.
-_FIRST_WORD = np.dtype(
-    {"names": ["word"], "formats": ["<u8"], "offsets": [4], "itemsize": RECORD.itemsize}  # of RECORD
-)
-assert RECORD.fields is not None
-assert RECORD.fields["prefix_hash"][1] == 4
+Records = dict[str, npt.NDArray[Any]]  # by name: RECORD's fields, each (num_records,)
 
 
-class _Known(NamedTuple):
+class KnownNamespace(NamedTuple):
     """A namespace's number in the result, and which of its records count."""
 
     number: int
@@ -95,7 +91,7 @@ class _Known(NamedTuple):
     erased_before: int
 
 
-_UNKNOWN = _Known(-1, PLAIN, 0)
+_UNKNOWN = KnownNamespace(-1, PLAIN, 0)
 _KNOWN = np.dtype([("number", "<i8"), ("key", "<u4"), ("erased_before", "<u8")])
 
 
@@ -113,14 +109,30 @@ class SegmentSummary:
 class RecoveredStore:
     """The cold store's contents at start.
 
-    `records` has dtype RECORD, shape (num_records,); `segments` are in order of sealing; `reasons` counts
-    what was found damaged, lost or doubled, by name.
+    `segments` are in order of sealing; `reasons` counts what was found damaged, lost or doubled, by name.
     """
 
     namespaces: list[NamespaceIdentity]
-    records: npt.NDArray[np.void]
+    records: Records
     segments: list[SegmentSummary]
     reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def num_records(self) -> int:
+        """How many there are."""
+        return len(self.records["place"])
+
+
+class SegmentColumns(NamedTuple):
+    """What the records of one segment say, in page order."""
+
+    number: int
+    next_page: int  # behind the last one
+    records: Records
+    keep: npt.NDArray[np.bool_]  # which of them count
+    sequences: npt.NDArray[np.uint64]
+    pages: npt.NDArray[np.int64]  # that each takes
+    reasons: Counter[str]
 
 
 @dataclass(slots=True)
@@ -145,11 +157,11 @@ class ExaminedSegment:
     reasons: Counter[str]
 
 
-def examine(file: SegmentFile, *, sealed: bool) -> ExaminedSegment:
-    """Read one segment. Never raises for what is on the disk."""
+def examine(file: SegmentFile, scratch: Scratch | None = None, *, sealed: bool) -> ExaminedSegment:
+    """Read one segment. Never raises for what is on the disk. What a footer says stays in `scratch`."""
     reasons: Counter[str] = Counter()
     try:
-        footer = read_footer(file)
+        footer = read_footer(file, scratch)
         if footer is None or not len(footer.entries):
             return ExaminedSegment(file.number, None, False, reasons)
         return ExaminedSegment(file.number, footer, False, reasons)
@@ -161,10 +173,12 @@ def examine(file: SegmentFile, *, sealed: bool) -> ExaminedSegment:
     return ExaminedSegment(file.number, footer if len(footer.entries) else None, True, reasons)
 
 
-def read_footer(file: SegmentFile) -> Footer | None:
-    """Return the segment's footer; None when a tombstone ends this life. Raises FooterError, CopyError."""
-    start = file.data_pages * PAGE_BYTES
-    page = memoryview(mmap.mmap(-1, PAGE_BYTES))
+def read_footer(file: SegmentFile, scratch: Scratch | None = None) -> Footer | None:
+    """Return the segment's footer, with its entries in `scratch`; None when a tombstone ends this life.
+    Raises FooterError, CopyError."""
+    scratch, start = scratch or Scratch(), file.data_pages * PAGE_BYTES
+    scratch.reset(PAGE_BYTES)
+    page = scratch.take(PAGE_BYTES)
     read_fully(file.io, file.fd, [page], start)
     if is_tombstone(page, file.number, file.epoch):
         return None
@@ -172,7 +186,8 @@ def read_footer(file: SegmentFile) -> Footer | None:
     rounded = -(-head.body_bytes // PAGE_BYTES) * PAGE_BYTES
     if PAGE_BYTES + rounded > file.footer_bytes:
         raise FooterError("longer than its place")
-    body = memoryview(mmap.mmap(-1, rounded))
+    scratch.reset(rounded)
+    body = scratch.take(rounded)
     read_fully(file.io, file.fd, [body], start + PAGE_BYTES)
     return unpack_footer(head, body, file.number, file.epoch, file.data_pages)
 
@@ -259,45 +274,43 @@ def _with_namespace(entry: bytes, index: int) -> bytes:
     return entry[:_NAMESPACE_OFFSET] + index.to_bytes(4, "little") + entry[_NAMESPACE_OFFSET + 4 :]
 
 
-def assemble(
-    found: list[ExaminedSegment],
-    namespaces: list[NamespaceIdentity],
-    trust: Callable[[str], tuple[int, int]] = lambda tenant: (PLAIN, 0),
-) -> RecoveredStore:
-    """Put the segments' entries together, in the order of `found`.
+def known_namespaces(
+    namespaces: list[NamespaceIdentity], trust: Callable[[str], tuple[int, int]] = lambda tenant: (PLAIN, 0)
+) -> dict[bytes, KnownNamespace]:
+    """Return what `read_columns` has to know of namespaces, by digest.
 
-    Of several records of one fragment only the newest is kept. `trust` returns a tenant's key id, and the
-    sequence number from which on its records count.
+    `trust` returns a tenant's key id, and the sequence number from which on its records count.
+    """
+    return {
+        one.digest: KnownNamespace(index, *trust(tenant_of(one.domain)))
+        for index, one in enumerate(namespaces)
+    }
+
+
+def assemble(found: list[SegmentColumns], namespaces: list[NamespaceIdentity]) -> RecoveredStore:
+    """Put the segments' records together, in the order of `found`. `namespaces`: those that were known.
+
+    Of several records of one fragment only the newest is kept.
     """
     reasons: Counter[str] = Counter()
-    known = {one.digest: _Known(index, *trust(tenant_of(one.domain))) for index, one in enumerate(namespaces)}
-    footers = []
     for segment in found:
         reasons.update(segment.reasons)
-        if segment.footer is not None:
-            footers.append(segment.footer)
-    num_records = sum(len(footer.entries) for footer in footers)
-    records = np.empty(num_records, RECORD)
-    sequences = np.empty(num_records, np.uint64)
-    keep = np.ones(num_records, np.bool_)
-    spans = []
-    start = 0
-    for footer in footers:
-        end = start + len(footer.entries)
-        spans.append((start, end))
-        _fill(records[start:end], keep[start:end], footer, known, reasons)
-        sequences[start:end] = footer.entries["sequence"]
-        start = end
-    reasons["duplicate"] += _drop_duplicates(records, sequences, keep)
+    found = [segment for segment in found if len(segment.keep)]
+    if not found:
+        nothing = {name: np.empty(0, RECORD[name]) for name in RECORD.names or ()}
+        return RecoveredStore(namespaces, nothing, [], +reasons)
+    records = {name: np.concatenate([one.records[name] for one in found]) for name in found[0].records}
+    keep = np.concatenate([one.keep for one in found])
+    reasons["duplicate"] += _drop_duplicates(records, np.concatenate([one.sequences for one in found]), keep)
     segments = []
-    for footer, (start, end) in zip(footers, spans, strict=True):
-        pages = pages_of(footer.entries)
-        live = keep[start:end]
-        next_page = int(footer.entries["page"][-1]) + int(pages[-1])
-        live_bytes = int(pages[live].sum()) * PAGE_BYTES
-        segments.append(SegmentSummary(footer.segment, next_page, int(live.sum()), live_bytes))
+    start = 0
+    for segment in found:
+        live = keep[start : start + len(segment.keep)]
+        live_bytes = int(segment.pages[live].sum()) * PAGE_BYTES
+        segments.append(SegmentSummary(segment.number, segment.next_page, int(live.sum()), live_bytes))
+        start += len(live)
     if not keep.all():
-        records = records[keep]
+        records = {name: column[keep] for name, column in records.items()}
     return RecoveredStore(namespaces, records, segments, +reasons)
 
 
@@ -318,59 +331,58 @@ def count_unreadable(recovered: RecoveredStore, can_read: Callable[[NamespaceIde
             )
 
 
-def _fill(
-    records: npt.NDArray[np.void],
-    keep: npt.NDArray[np.bool_],
-    footer: Footer,
-    known: dict[bytes, _Known],
-    reasons: Counter[str],
-) -> None:
-    """Write one segment's entries into its part of the result.
+def read_columns(segment: ExaminedSegment, known: dict[bytes, KnownNamespace]) -> SegmentColumns:
+    """Return what a segment's records say, copied, and which of them count.
 
-    Marks those of unknown namespaces and keys, and what was erased.
+    Those of unknown namespaces and keys do not, nor what was erased.
     """
+    reasons = Counter(segment.reasons)
+    footer = segment.footer
+    if footer is None:
+        keep, sequences, pages = np.empty(0, np.bool_), np.empty(0, np.uint64), np.empty(0, np.int64)
+        return SegmentColumns(segment.number, 0, {}, keep, sequences, pages, reasons)
     entries: Entries = footer.entries
-    for name in COPIED:
-        records[name] = entries[name]
-    records["has_parent"] = entries["flags"] & HAS_PARENT
+    records = {name: entries[name].copy() for name in COPIED}
+    records["has_parent"] = (entries["flags"] & HAS_PARENT) != 0
     records["is_spent"] = (entries["flags"] & IS_SPENT) != 0
     records["place"] = entries["page"].astype(np.int64) | footer.segment << 32
     table = np.array([known.get(digest, _UNKNOWN) for digest in footer.namespaces], _KNOWN)
     mine = table[entries["namespace_index"]]
-    is_known = (mine["number"] >= 0) & np.isin(entries["codec"], sorted(KNOWN_CODECS))
+    is_known = (mine["number"] >= 0) & np.isin(records["codec"], sorted(KNOWN_CODECS))
     is_erased = is_known & (entries["sequence"] < mine["erased_before"])
     has_key = (entries["key"] == PLAIN) | (entries["key"] == mine["key"])
-    keep[:] = is_known & ~is_erased & has_key
     reasons["namespace_unknown"] += int((~is_known).sum())
     reasons["tenant_erased"] += int(is_erased.sum())
     reasons["key_unknown"] += int((is_known & ~is_erased & ~has_key).sum())
-    records["namespace_index"] = np.maximum(mine["number"], 0)
+    records["namespace_index"] = np.maximum(mine["number"], 0).astype(np.uint32)
+    pages = pages_of(entries)
+    next_page = int(entries["page"][-1]) + int(pages[-1])
+    keep = is_known & ~is_erased & has_key
+    sequences = entries["sequence"].copy()
+    return SegmentColumns(segment.number, next_page, records, keep, sequences, pages, reasons)
 
 
-def _drop_duplicates(
-    records: npt.NDArray[np.void], sequences: npt.NDArray[np.uint64], keep: npt.NDArray[np.bool_]
-) -> int:
+def _drop_duplicates(records: Records, sequences: npt.NDArray[np.uint64], keep: npt.NDArray[np.bool_]) -> int:
     """Clear `keep` of all but the newest record of each fragment; return how many were cleared.
 
     Sorting by a 64-bit digest of the key finds the few candidates; only those are compared in Python.
     """
+    names = records["prefix_hash"]
     tags = (
-        records.view(_FIRST_WORD)["word"]
+        names.view(np.uint64)[:: names.itemsize // 8]
         ^ (records["group"].astype(np.uint64) << np.uint64(32))
         ^ records["namespace_index"]
     )
     order = np.argsort(tags)
     ordered = tags[order]
     equal = ordered[1:] == ordered[:-1]
-    suspects = np.zeros(len(records), np.bool_)
+    suspects = np.zeros(len(tags), np.bool_)
     suspects[order[1:][equal]] = True
     suspects[order[:-1][equal]] = True
     found = np.flatnonzero(suspects & keep)
     newest: dict[tuple[int, int, bytes], int] = {}
     for index in found[np.lexsort((-found, sequences[found]))].tolist():  # the newest last
-        record = records[index]
-        key = (int(record["namespace_index"]), int(record["group"]), record["prefix_hash"].tobytes())
-        newest[key] = index
+        newest[records["namespace_index"][index], records["group"][index], names[index].tobytes()] = index
     keep[found] = False
     keep[list(newest.values())] = True
     return len(found) - len(newest)

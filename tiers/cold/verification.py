@@ -27,7 +27,16 @@ from .manifest_file import load_manifest
 from .ownership import reading_lock
 from .record import ENTRY, RecordError, RecordHeader, unpack_header
 from .record_io import Opener
-from .recovery import ExaminedSegment, SegmentFile, assemble, examine, is_whole, read_footer
+from .recovery import (
+    ExaminedSegment,
+    SegmentFile,
+    assemble,
+    examine,
+    is_whole,
+    known_namespaces,
+    read_columns,
+    read_footer,
+)
 from .segment_files import segment_path
 from .segment_life import SegmentLife, StoreState
 
@@ -205,7 +214,8 @@ def _verify_lives(directory: Path, state: ManifestState, keyring: Keyring) -> It
     for number, life in state.lives.items():
         with _opened(directory, state, number) as file:
             found[number] = examine(file, sealed=life.sealed)
-    trusted = assemble(list(found.values()), list(namespaces.values()), keyring.trust_of_file)
+    known = known_namespaces(list(namespaces.values()), keyring.trust_of_file)
+    trusted = assemble([read_columns(one, known) for one in found.values()], list(namespaces.values()))
     live = set(trusted.records["place"].tolist())
     for number, examined in found.items():
         with _opened(directory, state, number) as file:

@@ -21,7 +21,9 @@ from .core_state import CoreState
 if TYPE_CHECKING:  # it reads files; what it found is plain data
     from ....tiers.cold.recovery import RecoveredStore
 
-Records = npt.NDArray[np.void]
+Records = dict[str, npt.NDArray[Any]]  # by name: columns of dtype RECORD, each (num_records,)
+#: What records say of their block.
+BLOCK_COLUMNS = ("prefix_hash", "parent_hash", "has_parent", "position")
 
 
 def adopt(recovered: "RecoveredStore", namespaces: list[NamespaceEntry], core: CoreState) -> int:
@@ -37,7 +39,7 @@ def adopt(recovered: "RecoveredStore", namespaces: list[NamespaceEntry], core: C
     for index, namespace in enumerate(namespaces):
         mine = _of(recovered.records, recovered.records["namespace_index"] == index)
         mine = _of(mine, _has_right_shape(mine, core, log, namespace))
-        if len(mine):
+        if len(mine["place"]):
             _adopt_namespace(mine, core, namespace)
     core.catalog.fit_columns()
     core.story.count("blocks_recovered", core.catalog.num_blocks)
@@ -48,7 +50,7 @@ def adopt(recovered: "RecoveredStore", namespaces: list[NamespaceEntry], core: C
 
 def _of(records: Records, which: npt.NDArray[np.bool_]) -> Records:
     """Return the chosen records, without copying them when these are all."""
-    return records if which.all() else records[which]
+    return records if which.all() else {name: column[which] for name, column in records.items()}
 
 
 def _has_right_shape(
@@ -59,8 +61,8 @@ def _has_right_shape(
     sizes = np.array(namespace.fragment_bytes, np.uint64)[groups]
     is_right: npt.NDArray[np.bool_] = (records["group"] == groups) & (records["raw_length"] == sizes)
     is_right &= (records["codec"] == 0) | (_encodings(core.catalog, records) != AS_IT_IS)
-    for record in records[~is_right]:
-        log.release(int(record["place"]), int(record["stored_length"]))
+    for index in np.flatnonzero(~is_right).tolist():
+        log.release(int(records["place"][index]), int(records["stored_length"][index]))
     core.story.count("records_of_wrong_shape", int((~is_right).sum()))
     return is_right
 
@@ -69,18 +71,18 @@ def _adopt_namespace(records: Records, core: CoreState, namespace: NamespaceEntr
     catalog = core.catalog
     num_groups = namespace.num_groups
     first_row, first_fragment = len(catalog.prefix_hash), len(catalog.block_of)
-    row_of_record, first_record = _rows(records["prefix_hash"])
+    row_of_record, first_record = _rows(records["prefix_hash"], num_groups)
     num_rows = len(first_record)
-    hashes = records["prefix_hash"][first_record]
-    names: list[bytes] = hashes.tolist()
+    firsts = records
+    if num_rows < len(row_of_record):
+        firsts = {name: records[name][first_record] for name in BLOCK_COLUMNS}
+    names: list[bytes] = firsts["prefix_hash"].tolist()
     catalog.prefix_hash += names
     namespace.rows.add(names, range(first_row, first_row + num_rows))
-    parents = _parents(records, first_record, hashes, namespace, first_row)
-    is_lost = (parents == NO_ROW) & records["has_parent"][first_record]
-    for row in np.flatnonzero(is_lost).tolist():
-        catalog.lost_parent[first_row + row] = records["parent_hash"][first_record[row]].tobytes()
-    positions = records["position"][first_record]
-    _extend_blocks(catalog, names, namespace, positions, first_fragment)
+    parents = _parents(firsts, namespace, first_row)
+    for row in np.flatnonzero((parents == NO_ROW) & firsts["has_parent"]).tolist():
+        catalog.lost_parent[first_row + row] = firsts["parent_hash"][row].tobytes()
+    _extend_blocks(catalog, namespace, firsts["position"], first_fragment)
     _link(catalog, first_row, parents)
     fragment_of_record = row_of_record * num_groups + records["group"]
     _extend_fragments(catalog, first_row, num_rows, num_groups, fragment_of_record, records)
@@ -92,11 +94,17 @@ def _adopt_namespace(records: Records, core: CoreState, namespace: NamespaceEntr
         _encodings(catalog, records),
         int(records["stored_length"].sum()),
     )
-    core.story.count("blocks_recovered_without_parent", int(np.sum((parents < 0) & (positions > 0))))
+    num_lost = int(np.sum((parents < 0) & (firsts["position"] > 0)))
+    core.story.count("blocks_recovered_without_parent", num_lost)
 
 
-def _rows(hashes: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Number the distinct prefix hashes; return (number of each record, first record of each number)."""
+def _rows(hashes: npt.NDArray[Any], num_groups: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Number the blocks in the order of their first records; return (number of each record, these records).
+
+    No two records are of the same group of a block."""
+    numbers = np.arange(len(hashes))
+    if num_groups == 1:
+        return numbers, numbers
     words = _words(hashes)
     order = np.argsort(words[:, 0])  # 64 bits tell hashes apart; a stable sort takes six times as long
     ordered = words[order, 0]
@@ -105,56 +113,45 @@ def _rows(hashes: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[
     alike = np.flatnonzero(~is_first)
     if (words[order[alike]] != words[order[alike - 1]]).any():
         # Clients choose the names: two of them that share 64 bits may be no accident, but are no duplicates.
-        order = np.lexsort(tuple(words[:, column] for column in (3, 2, 1, 0)))
+        order = np.lexsort(tuple(words.T))
         is_first[1:] = (words[order[1:]] != words[order[:-1]]).any(axis=1)
-    numbers = np.empty(len(order), dtype=np.int64)
-    numbers[order] = np.cumsum(is_first) - 1
-    return numbers, np.minimum.reduceat(order, np.flatnonzero(is_first))
+    numbers[order] = np.minimum.reduceat(order, np.flatnonzero(is_first))[np.cumsum(is_first) - 1]
+    is_first = numbers == np.arange(len(numbers))
+    return (np.cumsum(is_first) - 1)[numbers], np.flatnonzero(is_first)
 
 
 def _words(hashes: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return hashes as rows of four words, which are in the same order as their bytes."""
-    return np.ascontiguousarray(hashes).view(">u8").astype(np.uint64).reshape(-1, 4)
+    """Return hashes as rows of four words."""
+    return np.ascontiguousarray(hashes).view(np.uint64).reshape(-1, 4)
 
 
-def _parents(
-    records: Records,
-    first_record: npt.NDArray[np.int64],
-    hashes: npt.NDArray[Any],
-    namespace: NamespaceEntry,
-    first_row: int,
-) -> npt.NDArray[np.int32]:
+def _parents(records: Records, namespace: NamespaceEntry, first_row: int) -> npt.NDArray[np.int32]:
     """Return the row of each block's parent, NO_ROW where there is none or it was not found.
 
-    `hashes` are those of the new rows, in order of their first word: a binary search finds nearly all
-    parents at once, where a million look-ups in a dict would wait for memory a million times. What is sought
-    is sorted, too, or it would wait as often. A parent is the block before: records of two times, named with
-    care, must not make a circle.
+    `records`: the first one of each block, which has its row. Most blocks were written behind their parent,
+    so only the others are looked up. A parent is the block before: records of two times, named with care,
+    must not make a circle.
     """
-    parents = np.full(len(first_record), NO_ROW, np.int32)
-    asking = np.flatnonzero(records["has_parent"][first_record])
-    wanted_names = records["parent_hash"][first_record[asking]]
-    known, wanted = _words(hashes), _words(wanted_names)
-    order = np.argsort(wanted[:, 0])
-    asking, wanted_names, wanted = asking[order], wanted_names[order], wanted[order]
-    found = np.minimum(np.searchsorted(known[:, 0], wanted[:, 0]), len(known) - 1)
-    is_found = (known[found] == wanted).all(axis=1)
-    parents[asking[is_found]] = found[is_found] + first_row
-    for index in np.flatnonzero(~is_found & (known[found, 0] == wanted[:, 0])).tolist():
-        parents[asking[index]] = namespace.rows.get(wanted_names[index].tobytes(), NO_ROW)
-    positions = records["position"][first_record].astype(np.int64)
+    parents = np.full(len(records["position"]), NO_ROW, np.int32)
+    asks = records["has_parent"].copy()
+    names, wanted = _words(records["prefix_hash"]), _words(records["parent_hash"])
+    is_behind = asks[1:].copy()
+    for word in range(names.shape[1]):
+        is_behind &= wanted[1:, word] == names[:-1, word]
+    behind = np.flatnonzero(is_behind)
+    parents[behind + 1] = behind + first_row
+    asks[behind + 1] = False
+    if asks.any():
+        parents[asks] = namespace.rows.find(records["parent_hash"][asks].tolist())
+    positions = records["position"].astype(np.int64)
     parents[positions[np.maximum(parents - first_row, 0)] + 1 != positions] = NO_ROW
     return parents
 
 
 def _extend_blocks(
-    catalog: Catalog,
-    names: list[bytes],
-    namespace: NamespaceEntry,
-    positions: npt.NDArray[Any],
-    first_fragment: int,
+    catalog: Catalog, namespace: NamespaceEntry, positions: npt.NDArray[Any], first_fragment: int
 ) -> None:
-    num_rows = len(names)
+    num_rows = len(positions)
     catalog.num_blocks += num_rows
     extend(catalog.namespace_id, np.full(num_rows, namespace.id))
     extend(catalog.position, positions)
@@ -206,7 +203,7 @@ def _extend_fragments(
 
 def _encodings(catalog: Catalog, records: Records) -> npt.NDArray[np.uint16]:
     """Return the number of each record's encoding."""
-    numbers = np.full(len(records), AS_IT_IS, np.uint16)
+    numbers = np.full(len(records["codec"]), AS_IT_IS, np.uint16)
     encoded = np.flatnonzero(records["codec"])
     # As one word each: rows of two fields are sorted fifty times as slowly, which was most of a start.
     forms = records["stored_length"][encoded] << np.uint64(16) | records["codec"][encoded]

@@ -129,7 +129,7 @@ def test_a_record_is_read_by_its_profile_and_without_it_a_miss(
             opened.room.settle(target)
         opened.seal()
     with cold(tmp_path) as again:  # a restart without it
-        assert again.recovered.reasons["profile_missing"] == len(again.recovered.records) == 1
+        assert again.recovered.reasons["profile_missing"] == again.recovered.num_records == 1
         (place,) = again.recovered.records["place"].tolist()
         assert place == target
         assert again.get(place, label) == Cause.UNREADABLE

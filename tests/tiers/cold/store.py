@@ -23,6 +23,7 @@ from kvtier.tiers.cold.opening import Durability
 from kvtier.tiers.cold.recovery import RecoveredStore
 from kvtier.tiers.encryption.master_keys import MasterKeys
 from kvtier.v1.shm import PAGE_BYTES
+from tests.records import rows_of
 
 SEGMENT_BYTES = 256 << 10
 NUM_SEGMENTS = 4
@@ -156,7 +157,7 @@ def labels_of(
     """Return what was recovered as place -> label, namespace_id as this module numbers them."""
     ids = {identity.digest: index + 1 for index, identity in enumerate(namespaces)}
     labels = {}
-    for record in recovered.records:
+    for record in rows_of(recovered):
         digest = recovered.namespaces[record["namespace_index"]].digest
         labels[int(record["place"])] = FragmentLabel(
             digest,

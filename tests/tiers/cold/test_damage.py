@@ -215,7 +215,7 @@ def test_a_later_format_is_set_aside_untouched(store: tuple[Path, Accepted]) -> 
     for life in (1, 2):
         with cold(directory) as again:
             assert again.recovered.reasons.get("incompatible_format", 0) == (life == 1)
-            assert len(again.recovered.records) == life - 1, "it starts cold, then goes on"
+            assert again.recovered.num_records == life - 1, "it starts cold, then goes on"
             again.put([life])
             again.seal()
         aside = {entry.name: entry.read_bytes() for entry in (directory / "set-aside-1").iterdir()}
@@ -238,7 +238,7 @@ def test_another_number_of_segments_keeps_what_fits(
 def test_another_size_of_segments_starts_cold(store: tuple[Path, Accepted], segment_bytes: int) -> None:
     directory, _ = store
     with cold(directory, segment_bytes=segment_bytes) as again:
-        assert len(again.recovered.records) == 0
+        assert again.recovered.num_records == 0
         assert again.recovered.reasons["geometry_changed"] == 3
         again.put(range(5))
         again.assert_readable()

@@ -17,6 +17,7 @@ from kvtier.tiers.codecs.registry import codec_named
 from kvtier.tiers.cold.segment_files import segment_path
 from kvtier.v1.shm import PAGE_BYTES
 from tests.contracts.kv_values import values_like_kv
+from tests.records import rows_of
 from tests.tiers.cold.store import Cold, cold, flip, in_slot, labels_of, payload_of
 
 IDENTITY = NamespaceIdentity(b"e" * 32, Geometry(4, 2, 64, 16, "bfloat16"))
@@ -102,7 +103,7 @@ def test_encoded_records_survive_a_restart(tmp_path: Path, is_sealed: bool) -> N
             opened.seal()
         accepted = opened.accepted
     with cold(tmp_path) as again:
-        records = again.recovered.records
+        records = rows_of(again.recovered)
         found = {(int(r["codec"]), int(r["stored_length"])) for r in records}
         assert found == {(x.codec_id, x.stored_length or x.raw_length) for x, _ in items}
         again.accepted = accepted
@@ -118,7 +119,7 @@ def test_a_codec_of_a_later_version_is_left_alone(tmp_path: Path, monkeypatch: p
         opened.seal()
     monkeypatch.setattr("kvtier.tiers.cold.recovery.KNOWN_CODECS", frozenset({0}))
     with cold(tmp_path) as again:
-        assert [int(record["codec"]) for record in again.recovered.records] == [0]
+        assert [int(record["codec"]) for record in rows_of(again.recovered)] == [0]
 
 
 def test_damage_is_found_and_never_raises(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_a_change_that_cannot_be_written_changes_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(Keyring, "_replace", refuse)
         with cold(tmp_path, master_key=(NEW, OLD)) as again:
-            assert len(again.recovered.records) == 2
+            assert again.recovered.num_records == 2
             assert again.store.keyring.master_key_uses()[1] == MasterKeyUse(key_id(OLD), False, 2)
 
 

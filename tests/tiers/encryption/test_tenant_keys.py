@@ -29,7 +29,7 @@ def test_another_key_file_reads_nothing(tmp_path: Path) -> None:
         accepted = opened.accepted
     (tmp_path / FILE_NAME).unlink()
     with cold(tmp_path, master_key=MASTER) as again:
-        assert not len(again.recovered.records)
+        assert not again.recovered.num_records
         assert again.recovered.reasons["key_unknown"] == 1
         for place, (label, _) in accepted.items():
             assert again.get(place, label) is Cause.NO_KEY
@@ -42,7 +42,7 @@ def test_without_encryption_encrypted_records_are_misses_and_come_back_with_it(t
     with cold(tmp_path) as plain:
         assert plain.recovered.reasons == {"key_unknown": 1}
     with cold(tmp_path, master_key=MASTER) as again:
-        assert len(again.recovered.records) == 1
+        assert again.recovered.num_records == 1
 
 
 def test_another_master_key_is_refused_with_the_fix(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_another_master_key_is_refused_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ColdStoreError, match="another master key"), cold(tmp_path, master_key=bytes(32)):
         pass
     with cold(tmp_path, master_key=MASTER) as again:  # and the directory was given back untouched
-        assert len(again.recovered.records) == 1
+        assert again.recovered.num_records == 1
 
 
 def test_a_key_moved_to_another_tenant_s_name_is_none(tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ def test_what_was_stored_before_there_was_encryption_does_not_come_back_either(t
         put_plain(opened, BLUE, 2)
         opened.seal()
     with cold(tmp_path, master_key=MASTER) as opened:
-        assert len(opened.recovered.records) == 2
+        assert opened.recovered.num_records == 2
         opened.store.erase_tenant("tenant:red")
     for master_key in (None, MASTER):
         with cold(tmp_path, master_key=master_key) as again:
             assert again.recovered.reasons == {"tenant_erased": 1}
-            assert len(again.recovered.records) == 1
+            assert again.recovered.num_records == 1
 
 
 @at_every_step

@@ -208,7 +208,7 @@ def test_a_cold_store_grows_and_shrinks_by_files(tmp_path: Path) -> None:
     assert opened.check_integrity() == []
     opened.close()
     again = ColdStore.open(tmp_path, SEGMENT_BYTES, 5)
-    assert len(again.recover().records) == 1
+    assert again.recover().num_records == 1
     again.close()
 
 

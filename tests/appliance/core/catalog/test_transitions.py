@@ -25,6 +25,7 @@ from kvtier.tiers.cold.log import SegmentLog
 from kvtier.tiers.cold.recovery import RECORD, RecoveredStore, SegmentSummary
 from kvtier.tiers.ladder import STANDARD
 from kvtier.tiers.memory.slots import SlotPool
+from tests.records import columns
 
 MANY = settings(max_examples=150)
 CHECKSUM = bytes(range(16))
@@ -367,7 +368,7 @@ def test_records_found_at_start_count_like_those_that_landed(data: st.DataObject
     planner = Planner(PlannerOptions(), rooms)
     found = np.array(data.draw(st.permutations(records)), RECORD)
     segments = [SegmentSummary(number, 64, count, 8192 * count) for number, count in live.items()]
-    planner.adopt(RecoveredStore([scalar.namespace.identity], found, segments), 0.0)
+    planner.adopt(RecoveredStore([scalar.namespace.identity], columns(found), segments), 0.0)
     bulk = World(num_groups)
     bulk.catalog, bulk.transitions = planner.catalog, planner.core.transitions
     bulk.namespace = planner.catalog.namespaces[1]

@@ -60,7 +60,7 @@ class Host(Rig):
             CodecChoice(settings, {("float16", "planes"): FAST}, 1e9, 1, self.store.codecs.profiled)
         )
         recovered = self.store.recover()
-        if len(recovered.records):
+        if recovered.num_records:
             self.planner.adopt(recovered, 0.0)
         call = self.call()
         identity = NamespaceIdentity(MODEL, GEOMETRY, profile_digest=profile.digest)

@@ -1,12 +1,14 @@
 """Who stays and who leaves: pins, sessions, children, reclaim, drain, recovery."""
 
 from collections import Counter
+from random import Random
 
 import numpy as np
 import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.capacity import archiving
+from kvtier.appliance.core.catalog.catalog import NO_ROW
 from kvtier.appliance.core.instructions import BlockChange, SealSegment
 from kvtier.appliance.core.options import TenantQuota
 from kvtier.appliance.core.results import PutOutcome
@@ -15,6 +17,7 @@ from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.tiers.cold.recovery import RECORD, RecoveredStore, SegmentSummary
 from kvtier.v1.shm import place_of
+from tests.records import columns
 
 from ..rig import CLIENT, GEOMETRY, RECORD_BYTES, STORED, Rig, hashes
 
@@ -245,7 +248,7 @@ def recovered(chain: list[bytes], missing: set[tuple[int, int]]) -> tuple[Recove
                      GEOMETRY.fragment_bytes[group], b"\7" * 16, 0, False)
                 )  # fmt: skip
     segment = SegmentSummary(0, len(rows) * pages, len(rows), len(rows) * RECORD_BYTES)
-    return RecoveredStore([identity], np.array(rows, RECORD), [segment], Counter()), identity
+    return RecoveredStore([identity], columns(np.array(rows, RECORD)), [segment], Counter()), identity
 
 
 def adopt(chain: list[bytes], missing: set[tuple[int, int]]) -> Rig:
@@ -292,6 +295,27 @@ def test_a_block_without_its_parent_still_names_it() -> None:
     catalog = rig.planner.catalog
     rows = [catalog.find(rig.namespace_id, h) for h in chain]
     assert catalog.parent[rows[1]] == rows[0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_recovery_links_chains_in_whatever_order_their_records_are(seed: int) -> None:
+    """Behind their parent, before it, group by group: what is read and what it continues is the same."""
+    chain = hashes("a", 6)
+    rig = Rig(nvme_blocks=8)
+    found, _ = recovered(chain, {(2, 1)})
+    order = np.lexsort((found.records["position"], found.records["group"]))[::-1].tolist()  # for seed 0
+    if seed:
+        Random(seed).shuffle(order)
+    found.records = {name: column[order] for name, column in found.records.items()}
+    assert rig.planner.adopt(found, 0.0) == 6
+    assert not rig.planner.check_integrity()
+    catalog = rig.planner.catalog
+    rows = [catalog.find(rig.namespace_id, name) for name in chain]
+    assert [catalog.parent[row] for row in rows] == [NO_ROW, *rows[:-1]]
+    assert [catalog.children(row) for row in rows] == [*([row] for row in rows[1:]), []]
+    assert rig.found(chain) == 2
+    assert rig.put(chain[2:3], parent=chain[1])[0] == STORED
+    assert rig.found(chain) == 6
 
 
 def test_recovery_tells_parents_apart_whose_names_begin_alike() -> None:

@@ -11,6 +11,7 @@ from kvtier.appliance.core.instructions import ForgetNamespace
 from kvtier.appliance.core.results import NamespaceResult, PutOutcome, Refusal
 from kvtier.tiers.block import NamespaceIdentity
 from kvtier.tiers.cold.recovery import RECORD, RecoveredStore
+from tests.records import columns
 
 from ..rig import CLIENT, GEOMETRY, Rig, hashes
 
@@ -128,7 +129,9 @@ def test_a_start_forgets_namespaces_without_records(record_property: Record) -> 
     """Before: `max_namespaces` counted what was ever stored."""
     rig = Rig(max_namespaces=4)
     stored = [identity_of(number) for number in range(100)]
-    assert rig.planner.adopt(RecoveredStore(stored, np.zeros(0, RECORD), [], Counter()), rig.now) == 0
+    assert (
+        rig.planner.adopt(RecoveredStore(stored, columns(np.zeros(0, RECORD)), [], Counter()), rig.now) == 0
+    )
     record_property("namespaces_after_a_start", len(rig.planner.catalog.namespaces) - 1)
     assert list(rig.planner.catalog.namespaces) == [rig.namespace_id]
     rig.tick()
