@@ -41,9 +41,11 @@ demo: $(VENV)/.ready-demo
 # A host that is destroyed with its disk, and two that read what it computed. STORE=ceph starts Ceph's gateway and says which
 # command installs it where it is missing; STORE=s3://... takes a store of yours, STORE=mooncake starts a pool of three
 # processes and kills one, STORE=mooncake://MASTER:PORT takes a running one. PICTURE=FILE.svg draws what was printed.
+# ENGINE=vllm shows the same with vLLM after it (STORE=ceph or a folder).
 DEMO_VENV := $(if $(filter mooncake%,$(STORE)),.venv-mooncake,$(VENV))
 demo-store: $(DEMO_VENV)/.ready-demo
 	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE) $(addprefix --picture ,$(PICTURE))
+	$(if $(ENGINE),$(VLLM)/bin/python -m bench.vllm store --quick $(if $(filter ceph,$(STORE)),--gateway))
 
 # Three hosts that read from each other's memory, in network namespaces where root may make them; LINK="netem delay 5ms
 # loss 1%" takes other words of `tc qdisc`. PICTURE=FILE.svg draws what was printed.
@@ -108,6 +110,8 @@ $(VLLM)/.ready: $(VLLM)/.installed $(SOURCES_OF_BUILD)
 $(VLLM_MODELS)/.ready: bench/vllm/models.py | $(VLLM)/.ready
 	$(VLLM)/bin/python -m bench.vllm.models
 	touch $@
+
+demo-store: $(if $(ENGINE),$(VLLM)/.ready $(VLLM_MODELS)/.ready)
 
 # The connectors against the real engine: FULL=1 for every variant, VERSION=... for another version, ARGS=... goes
 # to pytest.

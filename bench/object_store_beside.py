@@ -1,10 +1,10 @@
 """What exports cost local calls, beside what the same traffic alone costs them.
 
-    python -m bench.object_store_beside [--rounds 24] [--rate 300]
+    python -m bench.object_store_beside [--rounds 24]
 
-The store is a sink (object_store_sink): it keeps nothing, takes RATE MB/s like a network, and runs only when
+The store is a sink (object_store_sink): it keeps nothing, takes 300 MB/s like a network, and runs only when
 one processor has nothing else to do, because a store is another machine's. Chains of 128 MiB are put every
-half second by one client, while another one puts, gets and looks up blocks, one call at a time, in four ways:
+half second by one client, while another one puts and gets blocks, one call at a time, in four ways:
 
     kept       nothing is exported (`share: off`)
     again      the same once more: what differs from `kept` is noise
@@ -12,8 +12,7 @@ half second by one client, while another one puts, gets and looks up blocks, one
                hashes none: what the sink and the kernel's network cost on these processors
     exported   the daemon stores them (`share: eager`); beside `traffic` this is the cost of the export itself
 
-The slowest lookup of a hundred says how long a step of the daemon's event loop holds others up; the steps are
-timed inside it as well (bench/loop_steps).
+The steps of the daemon's event loop are timed inside it (bench/loop_steps).
 """
 
 import argparse
@@ -53,37 +52,29 @@ PUT_S = 0.5  # between the puts beside them
 NUM_BUNDLES = 4  # of a chain
 WAYS = ("kept", "again", "traffic", "exported")
 PAIRS = (("again", "kept"), ("traffic", "kept"), ("exported", "kept"), ("exported", "traffic"))
-WHATS = ("get", "put", "slowest lookup of a hundred")
 
 TRAFFIC = f"""
-import os, socket, sys, threading, time
+import os, socket, sys, time
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-payload, turns = os.memfd_create("payload"), threading.Barrier({NUM_BUNDLES + 1})
-os.write(payload, os.urandom({BUNDLE_BYTES}))
-def send():
-    with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as sink:
-        while turns.wait() >= 0:
-            sink.sendall(b"PUT /bench HTTP/1.1\\r\\nContent-Length: {BUNDLE_BYTES}\\r\\n\\r\\n")
-            sent = 0
-            while sent < {BUNDLE_BYTES}:
-                sent += os.sendfile(sink.fileno(), payload, sent, {BUNDLE_BYTES} - sent)
-            sink.recv(4096)
-            turns.wait()
-for _ in range({NUM_BUNDLES}):
-    threading.Thread(target=send, daemon=True).start()
+payload, num_bytes = os.memfd_create("payload"), {NUM_BUNDLES * BUNDLE_BYTES}
+os.write(payload, os.urandom(num_bytes))
+sink = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 while True:
-    began_at = time.monotonic()
-    turns.wait(), turns.wait()
+    began_at, sent = time.monotonic(), 0
+    sink.sendall(b"PUT /bench HTTP/1.1\\r\\nContent-Length: %d\\r\\n\\r\\n" % num_bytes)
+    while sent < num_bytes:
+        sent += os.sendfile(sink.fileno(), payload, sent, num_bytes - sent)
+    sink.recv(4096)
     time.sleep(max(0.0, began_at + {PUT_S} - time.monotonic()))
 """
 
 
-def local(bench: Bench, chain: int, seconds: float) -> tuple[float, float, float]:
-    """Return microseconds of the median get and put of a block, and of the slowest lookup of a hundred."""
+def local(bench: Bench, chain: int, seconds: float) -> tuple[float, float]:
+    """Return microseconds of the median get and put of a block."""
     client, namespace = bench.first.client, bench.first.namespace
     block = bench.payload[: GEOMETRY.block_bytes]
     into = bench.into[: GEOMETRY.block_bytes]
-    gets, puts, lookups, number = [], [], [], 0
+    gets, puts, number = [], [], 0
     ends_at = time.perf_counter() + seconds
     while (now := time.perf_counter()) < ends_at:
         name = [hashlib.sha256(b"local %d %d" % (chain, number)).digest()]
@@ -93,11 +84,7 @@ def local(bench: Bench, chain: int, seconds: float) -> tuple[float, float, float
         now = time.perf_counter()
         assert client.get(namespace, name, into).num_blocks == 1
         gets.append(time.perf_counter() - now)
-        now = time.perf_counter()
-        client.lookup(namespace, name)
-        lookups.append(time.perf_counter() - now)
-    slowest = statistics.quantiles(lookups, n=100)[-1]
-    return statistics.median(gets) * 1e6, statistics.median(puts) * 1e6, slowest * 1e6
+    return statistics.median(gets) * 1e6, statistics.median(puts) * 1e6
 
 
 @contextmanager
@@ -178,7 +165,7 @@ def measure(bench: Bench, num_rounds: int, address: str) -> list[Row]:
         row("exported, beside the bytes of traffic, GB/s", speeds),
         *(
             row(f"{what}, {way}, us, beside {other}", [(one[way][n], one[other][n]) for one in rounds])
-            for n, what in enumerate(WHATS)
+            for n, what in enumerate(("get", "put"))
             for way, other in PAIRS
         ),
     ]
@@ -187,13 +174,11 @@ def measure(bench: Bench, num_rounds: int, address: str) -> list[Row]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.object_store_beside", description=__doc__)
     parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--rate", type=float, default=300, help="MB/s of the network")
     arguments = parser.parse_args()
     print_machine()
-    processors = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, ExitStack() as stack:
         folder, url = Path(name), "s3://bench/kv"
-        address = stack.enter_context(sink(arguments.rate * 1e6, max(processors)))
+        address = stack.enter_context(sink(300e6, max(os.sched_getaffinity(0))))
         steps = folder / "steps"
         os.environ |= {
             "AWS_ENDPOINT_URL": address,

@@ -23,7 +23,7 @@ from google import protobuf
 
 from ... import __version__, native
 from ...sources.objects.fleet_keys import FleetKeys
-from ...sources.objects.opening import open_store, step_behind
+from ...sources.objects.opening import open_store
 from ...sources.objects.probe import ProbeResult, StoreProbe
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import StoreLimits, travels_plain
@@ -42,6 +42,7 @@ from ...tiers.gpu.device.libraries import CudaLibraries
 from ...tiers.gpu.device.pinned import limits
 from ...tiers.gpu.device.topology import GpuPlace, gpus, with_nvlinks
 from ...v1.addresses import socket_path
+from ...v1.threads import lower_thread_priority
 from ..config import Settings
 from ..config.host_memory import read_number, read_text
 from ..transfer.object_edge import EPOCH_DAYS
@@ -378,7 +379,7 @@ def gather_fleet_keys(settings: Settings) -> FleetKeysTrial:
 
 def _try_fleet_keys(path: Path, url: str) -> FleetKeysTrial:
     """In a thread of its own: when a daemon starts it may be the first that asks the client library."""
-    step_behind()
+    lower_thread_priority("kvtier-object", 0)
     limits = StoreLimits(connect_s=1.0, idle_s=1.0, request_s=STORE_WAIT_S, num_retries=0, retry_s=0.0)
     try:
         keys = FleetKeys(load_master_keys(path))

@@ -28,13 +28,13 @@ from typing import Any, Final, TypeAlias
 from ...sources.objects.fleet_keys import LOOK_S, FleetKeys, erase_tenant
 from ...sources.objects.keys import Epochs
 from ...sources.objects.layout import BundleError
-from ...sources.objects.opening import step_behind
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore, StoreLimits
 from ...sources.objects.usage import StoreUsage
 from ...tiers.base import Cause, CopyError, CopyOutcome, Engine
 from ...tiers.block import Tier, tenant_of
 from ...tiers.encryption.envelope import Envelopes
+from ...v1.threads import lower_thread_priority
 from ..core.events import CopyFinished, Event, ExportFinished, SourceChanged, SourceSearched
 from ..core.instructions import ExportBundle, FetchBundle, SearchBundles
 from ..core.turns import TenantTurns
@@ -105,7 +105,10 @@ class ObjectEdge:
         self._deliver = deliver
         self._clock = clock
         self._now_s = now_s
-        self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 2, "kvtier-object", initializer=step_behind)
+        # Behind others that wake up, with the same share of the processor. One of these starts the client
+        # library's own threads, once in a process, at its first call.
+        behind = partial(lower_thread_priority, "kvtier-object", 0)
+        self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 2, "kvtier-object", initializer=behind)
         self._transfer: BundleTransfer | None = None
         self._store: ObjectStore | None = None
         self._queues: dict[type[Work], TenantTurns[Work]] = {kind: TenantTurns() for kind in KINDS}

@@ -110,6 +110,8 @@ def main() -> None:
         print(f"\n{TITLES[section]}  [{time.monotonic() - began_at_s:.0f} s, load {load} at its end]")
         print(REPORT[section](samples), flush=True)
     write_report(args.json, machine=machine, results=results)
+    if not all(sample["is_exact"] for sample in results.get("store", [])):
+        raise SystemExit("an answer is not that of vLLM's own cache")
 
 
 if __name__ == "__main__":

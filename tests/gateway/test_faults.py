@@ -21,6 +21,7 @@ import pytest
 from kvtier.appliance.core.events import CopyFinished, ExportFinished, SourceSearched
 from kvtier.appliance.core.instructions import BundleBlocks, ExportBundle, SearchBundles
 from kvtier.appliance.transfer.object_edge import LIMITS
+from kvtier.sources.objects.layout import pack_head, unpack_head
 from kvtier.sources.objects.store import ObjectStore
 from kvtier.tiers.base import Cause
 from tests.appliance.loops import run
@@ -138,6 +139,13 @@ def overwrite(store: ObjectStore, key: str, data: bytes) -> None:
     put(inner, key, data)
 
 
+def in_another_namespace(data: bytes) -> bytes:
+    """Return a bundle as another namespace has it, with the same names and payloads."""
+    head = unpack_head(data)
+    moved = pack_head(replace(head, chain=head.chain._replace(namespace_digest=b"o" * 32)))
+    return moved + data[len(moved) :]
+
+
 def swap(world: World) -> None:
     """Let two objects change names."""
     first, second = raw(world.store, world.key), raw(world.store, world.other_key)
@@ -206,6 +214,7 @@ FAULTS: dict[str, Fault] = {
     "bit flipped in the head": stored(flip(200)),
     "bit flipped in a payload": stored(flip(-1)),
     "objects swapped between names": Fault(swap, swap),
+    "object of another namespace": stored(in_another_namespace),
     "bucket full": Fault(
         full, lambda world: world.cluster.admin("quota", "disable", "--quota-scope=user", "--uid=kv")
     ),
