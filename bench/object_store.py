@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from signal import SIGHUP
@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.machine import print_machine, write_report
+from bench.machine import print_machine
 from bench.table import render
 from kvtier.appliance.transfer.object_edge import EPOCH_DAYS
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
@@ -41,6 +41,7 @@ from kvtier.sources.objects.limits import blocks_per_bundle
 from kvtier.sources.objects.store import ObjectStore, StoreLimits
 from tests.daemon import PATIENT, Daemon
 from tests.sources.objects.gateway import gateway
+from tests.waiting import until
 
 LOOP_STEPS = Path(__file__).parent / "loop_steps"
 NUM_THREADS = 8  # requests in flight of a daemon, too
@@ -134,23 +135,15 @@ class Bench:
         return [hashlib.sha256(b"%d %d" % (chain, number)).digest() for number in range(self.num_blocks)]
 
     def keys(self, chain: int) -> list[str]:
-        """Return the keys of a chain's bundles, once they are all stored. Raises TimeoutError."""
+        """Return the keys of a chain's bundles, once they are all stored."""
         names, epoch = self.names(chain)[BUNDLE_BLOCKS - 1 :: BUNDLE_BLOCKS], Epochs(EPOCH_DAYS)
         of_epoch = partial(bundle_key, epoch.present(time.time()), "", IDENTITY.digest)
         return self.await_stored([str(of_epoch(name)) for name in names])
 
     def await_stored(self, keys: list[str]) -> list[str]:
-        """Return keys once there is an object under each. Raises TimeoutError.
-
-        By a HEAD now and then: listing the bucket all the time would take what exports need."""
-        ends_at, waiting = time.monotonic() + DEADLINE_S, list(keys)
-        while waiting and time.monotonic() < ends_at:
-            if self.store.size(waiting[0]) is not None:
-                waiting.pop(0)
-            else:
-                time.sleep(0.005)
-        if waiting:
-            raise TimeoutError("the bundles were not stored")
+        """Return keys once there is an object under each. By HEADs: a listing takes what exports need."""
+        for key in keys:
+            until(partial(self.store.size, key), "it was not stored", 0.005)
         return keys
 
     def put(self, chain: int) -> None:
@@ -273,9 +266,8 @@ def main() -> int:
     parser.add_argument("--gateway", action="store_true", help="start Ceph's S3 gateway")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--bundles", type=int, default=8, help=f"of a chain, {BUNDLE_BYTES >> 20} MiB each")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and rows to FILE")
     arguments = parser.parse_args()
-    machine = print_machine()
+    print_machine()
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         url = arguments.url
@@ -297,9 +289,7 @@ def main() -> int:
         began_at = time.time()
         rows = measure(Bench(store, first, second, arguments.bundles), arguments.rounds)
         told = long_steps(steps, began_at)
-    print("\n" + shown(rows))
-    print(f"\n{told}")
-    write_report(arguments.json, machine=machine, rows=[asdict(one) for one in rows])
+    print("\n" + shown(rows) + f"\n\n{told}")
     return 0
 
 
