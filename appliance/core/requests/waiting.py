@@ -1,5 +1,8 @@
 """Requests that wait for room: a bounded queue, most urgent first, with a deadline each.
 
+Of equally urgent ones a read goes before the puts of the last READS_FIRST_S: a prefill waits for it, and
+seldom for a put. Always before them was rejected: while there are reads no put would get room.
+
 A put or an acquire that finds a tier full is not refused at once: spills are on their way, and the caller
 said how long it can wait. When room appears every waiting request is tried again in order; one that
 still does not fit stops the queue, so that a large request is not starved by small ones.
@@ -7,11 +10,14 @@ still does not fit stops the queue, so that a large request is not starved by sm
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from ....tiers.block import Urgency
 from ..catalog.core_state import CoreState
 from ..shares import Shares
+
+#: The start that a read has over a put.
+READS_FIRST_S: Final = 0.5
 
 
 class Job(Protocol):
@@ -33,6 +39,7 @@ class Job(Protocol):
 @dataclass(order=True, slots=True)
 class _Entry:
     urgency: Urgency
+    turn_at: float
     order: int
     job: Job = field(compare=False)
     deadline_at: float = field(compare=False)
@@ -70,11 +77,13 @@ class Waiting:
         """Whether the first in the queue waits for nothing but a Tick."""
         return bool(self._heap) and self._heap[0].job.wants_turn
 
-    def add(self, job: Job, urgency: Urgency, deadline_at: float, tenant: str) -> None:
-        """Let a request of a tenant wait until room appears or its deadline passes."""
+    def add(self, job: Job, urgency: Urgency, deadline_at: float, tenant: str, behind_s: float = 0.0) -> None:
+        """Let a request of a tenant wait until room appears or its deadline passes.
+        Those as urgent that come within `behind_s` go before it."""
         self._order += 1
         self._shares.add(tenant, 1)
-        heapq.heappush(self._heap, _Entry(urgency, self._order, job, deadline_at, tenant))
+        turn_at = self._core.now + behind_s
+        heapq.heappush(self._heap, _Entry(urgency, turn_at, self._order, job, deadline_at, tenant))
 
     def retry(self, is_tick: bool) -> None:
         """Continue the waiting requests in order until one does not fit.

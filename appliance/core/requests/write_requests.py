@@ -19,7 +19,7 @@ from .leases import ClientEntry
 from .put_job import STORED, Put, PutJob
 from .request_registry import RequestRegistry
 from .usage import Usage
-from .waiting import Waiting
+from .waiting import READS_FIRST_S, Waiting
 
 _LENGTH = itemgetter(1)  # of a span
 MAX_UNTOLD = 16  # blocks of puts that were answered, and that sessions and policies have not heard of
@@ -224,7 +224,8 @@ class WriteRequests:
     def _admit(self, job: PutJob) -> None:
         if not job.advance():
             deadline_at = min(job.request.deadline_at, self._core.now + self._core.options.put_wait_s)
-            self._waiting.add(job, Urgency.QUEUED, deadline_at, tenant_of(job.client.domain))
+            tenant = tenant_of(job.client.domain)
+            self._waiting.add(job, Urgency.QUEUED, deadline_at, tenant, behind_s=READS_FIRST_S)
 
     def _done(self, job: PutJob) -> None:
         self._jobs.pop(job.reservation_id, None)

@@ -1,5 +1,7 @@
 """Puts, as a newcomer may read them: dedup, parents, room, failures, retries."""
 
+import pytest
+
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import Publish, Reply
 from kvtier.appliance.core.requests.put_job import MAX_STEP_FRAGMENTS
@@ -56,6 +58,26 @@ def test_a_put_waits_for_room_until_a_spill_has_made_some() -> None:
     assert [copy.target.label for copy in rig.copies] == ["nvme"]
     rig.settle()
     assert list(rig.answer(call).outcomes) == [STORED]
+
+
+@pytest.mark.parametrize(("later_s", "is_first"), [(0.4, True), (0.6, False)])
+def test_a_read_gets_room_before_the_puts_of_the_last_half_second(later_s: float, is_first: bool) -> None:
+    rig = Rig(dram_blocks=2, nvme_blocks=8, max_pinned_fraction=2.0)
+    cold = rig.cool_new("cold", 1)
+    held = [rig.acquire(rig.put_new(name, 1)) for name in "ab"]
+    put = rig.start_put(hashes("new", 1))
+    rig.settle()
+    rig.tick(later_s)
+    get = rig.acquire(cold)
+    rig.release(held[0])
+    while put not in rig.answers and not rig.answer(get).last:
+        rig.finish(rig.copies[0])
+    assert (put in rig.answers) is not is_first
+    assert rig.answer(get).last is is_first
+    rig.release(held[1])
+    rig.settle()
+    assert list(rig.answer(put).outcomes) == [STORED]
+    assert rig.answer(get).last
 
 
 def test_without_room_by_its_deadline_the_rest_is_refused() -> None:
