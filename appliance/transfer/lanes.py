@@ -21,6 +21,7 @@ from .throughput import ThroughputMeter
 
 MIN_BATCH_BYTES = 256 << 10  # cutting finer costs more in hand-over than it gains in sharing
 MAX_BATCH_BYTES = 4 << 20
+LEAST_PARTS = 2  # of a copy that finds the threads of its edge busy: its batches need no more
 
 #: Batches written to a device at a time while it reads what a request waits for.
 MAX_WRITES_BESIDE_READS = 2
@@ -129,11 +130,14 @@ class EdgeQueue:
     def enqueue(self, job: QueuedCopy, sequence: Iterator[int], batch_bytes: int = 0, start: int = 0) -> None:
         """Cut a copy's items from `start` on, kept in order, into batches for all threads of this edge.
 
-        Batches have `batch_bytes`, or an equal share each; they end where the next item is another tenant's.
+        Batches have `batch_bytes`, or an equal share each for the threads that have nothing to do; they end
+        where the next item is another tenant's.
         """
         copy, tenant_of = job.copy, self.shares.tenant
         total = sum(item.label.raw_length for item in copy.items[start:])
-        share = batch_bytes or min(max(total // self.max_in_flight, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
+        num_free = self.max_in_flight - self.num_in_flight - len(self.queue)
+        num_parts = min(max(num_free, LEAST_PARTS), self.max_in_flight)
+        share = batch_bytes or min(max(total // num_parts, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
         if copy.in_one:
             share = total
         num_bytes = 0
