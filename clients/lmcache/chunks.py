@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...v1.types import NamespaceIdentity
+from ...v1.types import NamespaceIdentity, Tier
 from ..connector.opaque import opaque_geometry
 from ..connector.searching import lookup_after_search
 from ..sync import Client
@@ -88,9 +88,10 @@ class ChunkStore:
         return [outcome.is_kept for outcome in report.outcomes]
 
     def promote(self, kind: ChunkKind, names: Sequence[bytes]) -> None:
-        """Have the daemon bring chunks into memory; returns at once."""
-        if names:
-            self._client.prefetch(self._namespace(kind), names)
+        """Have the daemon bring chunks into memory; returns at once, without a call where they are there."""
+        namespace = self._namespace(kind)
+        if max(self._client.lookup(namespace, names).tiers, default=Tier.DRAM) > Tier.DRAM:
+            self._client.prefetch(namespace, names)
 
     def close(self) -> None:
         """Leave the daemon."""

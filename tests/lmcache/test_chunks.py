@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.clients import InvalidRequest
+from kvtier.clients import Client, InvalidRequest, Lookup
 from kvtier.clients.lmcache.chunks import ChunkKind, ChunkStore, chunk_name
 from kvtier.clients.lmcache.options import ChunkOptions
 from kvtier.testing import FakeAppliance
+from kvtier.v1.types import STANDARD_TIERS
 
 CHUNK_BYTES = 24 << 10
 KIND = ChunkKind("a model", CHUNK_BYTES, 16, "[2, 4, 16, 32] bfloat16")
@@ -40,6 +41,18 @@ def test_what_was_written_is_read(store: ChunkStore) -> None:
         np.testing.assert_array_equal(one, other)
     store.promote(KIND, names(6))
     store.promote(KIND, [])
+
+
+@pytest.mark.parametrize(("tiers", "num_calls"), [((1, 1), 0), ((0, 1), 0), ((1, 2), 1), ((), 0)])
+def test_only_what_is_not_in_memory_is_promoted(
+    tiers: tuple[int, ...], num_calls: int, store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promoted: list[int] = []
+    found = Lookup(len(tiers), tuple(STANDARD_TIERS[tier] for tier in tiers), 0.0)
+    monkeypatch.setattr(Client, "lookup", lambda *_: found)
+    monkeypatch.setattr(Client, "prefetch", lambda _, namespace, names: promoted.append(len(names)))
+    store.promote(KIND, names(2))
+    assert promoted == [2] * num_calls
 
 
 def test_a_chain_may_begin_in_the_middle_of_a_prompt(store: ChunkStore) -> None:
