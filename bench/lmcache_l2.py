@@ -2,9 +2,10 @@
 
 `lmcache bench l2` stores, looks up and loads chunks through LMCache's interface of an L2 adapter. It runs
 here unchanged, in LMCache's environment, for each tier once a round, in turns on the same disk: LMCache's
-`fs_native` and `fs`, both with O_DIRECT, and kvtier's plug-in with a daemon of its own. The daemon's memory
-holds a fraction of what is stored, so that what is loaded, in the order in which it was stored, comes from
-disk. The benchmark itself compares what it loads with what it stored.
+`fs_native` and `fs`, both with O_DIRECT, and kvtier's plug-in with a daemon of its own, as it is installed,
+twice: with memory for a fraction of what is stored, so that most of what is loaded, in the order in which it
+was stored, comes from disk, and, `in-memory`, with room for all of it. The benchmark itself compares what it
+loads with what it stored.
 
 kvtier ends a store when it can be read; LMCache's tiers end it when the file is written.
 """
@@ -30,7 +31,8 @@ from bench.peers import DEFAULT_DIR, install_line, is_installed, python_of
 from bench.table import render
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-TIERS = ("kvtier", "fs_native", "fs")
+IN_MEMORY = "kvtier-in-memory"
+TIERS = ("kvtier", IN_MEMORY, "fs_native", "fs")
 IN_FLIGHT, NUM_KEYS = 4, 16
 #: Columns: heading, LMCache's name of the operation and of the figure.
 COLUMNS = (
@@ -45,9 +47,10 @@ COLUMNS = (
 
 def spec_of(tier: str, folder: Path, options: argparse.Namespace, stack: ExitStack) -> dict[str, object]:
     """Return the adapter's settings; starts kvtier's daemon where it is the tier."""
-    if tier != "kvtier":
+    if not tier.startswith("kvtier"):
         return {"type": tier, "base_path": str(folder / "files"), "use_odirect": True}
-    start("identity", folder / "daemon", options.dram_mib * MIB, options.gib * GIB, stack)
+    dram_mib = 2 * options.mib if tier == IN_MEMORY else options.dram_mib
+    start("identity", folder / "daemon", dram_mib * MIB, options.gib * GIB, stack, as_installed=True)
     names = {"module_path": "kvtier.clients.lmcache", "class_name": "KvtierL2Adapter"}
     return {"type": "plugin", **names, "adapter_params": {"target": f"unix://{folder}/daemon/kvtier.sock"}}
 
@@ -118,7 +121,7 @@ def compare(options: argparse.Namespace, size_kib: int, folder: Path) -> None:
         for mode in ("write", "randread"):
             disk[mode].append(fio(folder / "fio", mode, size_kib * KIB, IN_FLIGHT, GIB, turn) * 1e9 / MIB)
         shutil.rmtree(folder / "fio")
-        for tier in TIERS[turn % 3 :] + TIERS[: turn % 3]:
+        for tier in TIERS[turn % 4 :] + TIERS[: turn % 4]:
             runs[tier].append(measure(options, tier, size_kib, folder / tier))
     rows = []
     for tier in TIERS:
@@ -138,7 +141,7 @@ def compare(options: argparse.Namespace, size_kib: int, folder: Path) -> None:
         for head, operation, name in COLUMNS:
             if "/s" in head:
                 values = " ".join(f"{run[operation, name]:.0f}" for run in runs[tier])
-                print(f"{tier:10}{head:14}{values}")
+                print(f"{tier:18}{head:14}{values}")
 
 
 if __name__ == "__main__":

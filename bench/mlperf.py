@@ -4,9 +4,8 @@ PATH is the folder `kv_cache_benchmark` of a checkout of github.com/mlcommons/st
 commit that has it (f51fe8f of 27 May 2026 was tried). Nothing of it is kept here and nothing in it is
 changed. Its storage tier is given by `bench.mlperf_stores` in other ways:
 
-    files    the workload's own: numpy files, fsync after each, page cache dropped before each read
     direct   plain files with O_DIRECT, 2 MiB a call, no fsync
-    kvtier   a daemon of its own: an entry is a chain of blocks; what is read again soon comes from its memory
+    kvtier   a daemon as it is installed: an entry is a chain of blocks; what is read again is in its memory
     lmcache  LMCache's server with as much memory and as large a disk tier (`bench.mlperf_lmcache`)
 
 Each round has fio with direct I/O, into new files and again into those, and each store in three modes of the
@@ -104,7 +103,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=4, help="and as many entries are written at a time")
     parser.add_argument("--gib", type=int, default=4, help="budget on disk")
     parser.add_argument("--dram-mib", type=int, default=512, help="of kvtier's daemon and LMCache's server")
-    parser.add_argument("--stores", nargs="+", default=list(STORES[1:]), choices=STORES)
+    parser.add_argument("--stores", nargs="+", default=list(STORES), choices=STORES)
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--peers", type=Path, default=DEFAULT_DIR, help="where the peers' environments are")
     options = parser.parse_args()

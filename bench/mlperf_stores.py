@@ -29,7 +29,7 @@ import xxhash
 
 MIB, GIB = 1 << 20, 1 << 30
 CALL_BYTES = 2 * MIB
-STORES = ("files", "direct", "kvtier", "lmcache")
+STORES = ("direct", "kvtier", "lmcache")
 
 
 class Buffers(threading.local):
@@ -163,25 +163,6 @@ class Store:
         raise NotImplementedError
 
 
-class WorkloadFiles(Store):
-    """The workload's own: numpy files, fsync after each, page cache dropped before each read."""
-
-    def __init__(self, timing: Any, folder: Path, backend: Any) -> None:
-        super().__init__(timing, folder)
-        self._own = backend(base_path=str(folder))
-
-    def _write(self, key: str, flat: Any) -> None:
-        self._own.write(key, flat)
-
-    def _read(self, key: str, num_bytes: int) -> Any:
-        return self._own.read(key)[0]
-
-    def delete(self, key: str) -> None:
-        """Remove an entry's file."""
-        super().delete(key)
-        self._own.delete(key)
-
-
 class DirectFiles(Store):
     """A file each, written and read with O_DIRECT, 2 MiB a call, no fsync."""
 
@@ -223,7 +204,8 @@ class KvtierBlocks(Store):
         from kvtier.clients import Geometry, NamespaceIdentity
 
         geometry = Geometry(12, 8, 64, 64, "float16")  # 24 KiB a token, as the workload's tiny-1b
-        self._client = start("identity", folder / "daemon", options.dram, options.budget, stack).client
+        side = start("identity", folder / "daemon", options.dram, options.budget, stack, as_installed=True)
+        self._client = side.client
         self._namespace = self._client.register(
             NamespaceIdentity(hashlib.sha256(b"mlperf").digest(), geometry)
         )
@@ -251,8 +233,6 @@ class KvtierBlocks(Store):
 def make_store(options: argparse.Namespace, workload: Any, stack: ExitStack) -> Store:
     """Return the store that `options` name."""
     timing = workload.StorageBackend.IOTiming
-    if options.store == "files":
-        return WorkloadFiles(timing, options.folder, options.files)
     if options.store == "direct":
         return DirectFiles(timing, options.folder)
     if options.store == "kvtier":
@@ -274,7 +254,6 @@ def main() -> None:
     import kv_cache.cache as workload  # type: ignore[import-not-found]
     from kv_cache.cli import main as workload_main  # type: ignore[import-not-found]
 
-    options.files = workload.NVMeBackend
     with ExitStack() as stack:
         stores: list[Store] = []
 

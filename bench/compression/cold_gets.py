@@ -60,19 +60,28 @@ def blocks_like_kv(num_blocks: int, seed: int) -> NDArray[np.uint8]:
     return (values.view(np.uint32) >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
 
 
-def start(codec: str, folder: Path, dram_bytes: int, nvme_bytes: int, stack: ExitStack) -> ColdGetSide:
-    """Start a daemon that stores with `codec`."""
+def start(
+    codec: str,
+    folder: Path,
+    dram_bytes: int,
+    nvme_bytes: int,
+    stack: ExitStack,
+    *,
+    as_installed: bool = False,
+) -> ColdGetSide:
+    """Start a daemon that stores with `codec`.
+    `as_installed`: with the policy and the way of writing that are kvtier's own defaults."""
     (folder / "cold").mkdir(parents=True)
     settings = {
         "tiers.dram.capacity": f"{dram_bytes // MIB}MiB",
         "tiers.dram.extent": "16MiB",
         "tiers.nvme.path": f"{folder}/cold",
-        "tiers.nvme.write": "spill",  # nothing is written but what is measured
         "tiers.nvme.capacity": f"{nvme_bytes // MIB}MiB",
         "observe.http": "off",
         "compression.codec": codec,
-        "policy.eviction": "lru",
     }
+    if not as_installed:  # nothing is written but what is measured, and what was used longest ago is on disk
+        settings |= {"tiers.nvme.write": "spill", "policy.eviction": "lru"}
     daemon = stack.enter_context(Daemon(folder, settings=settings))
     client = stack.enter_context(Client(daemon.target))
     return ColdGetSide(codec, client, client.register(IDENTITY))

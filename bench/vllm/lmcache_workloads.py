@@ -5,7 +5,7 @@ and time the first token. The engine stands before, in turns,
 
     alone            nothing
     lmcache          LMCache's server with all of the memory, and its `fs_native` disk tier with O_DIRECT
-    lmcache+kvtier   LMCache's server with three quarters of the memory, and kvtier as its disk tier
+    lmcache+kvtier   LMCache's server with all of it but KVTIER_MIB, and kvtier with that as its disk tier
     kvtier           kvtier's connector and a daemon with all of the memory
 
 with the same disk. The engine's own cache holds little more than the prompts that it computes. Every document
@@ -43,6 +43,7 @@ from tests.ports import free_port
 ARMS = ("alone", "lmcache", "lmcache+kvtier", "kvtier")
 WORKLOADS = ("kv-tier-pressure", "multi-round-chat")
 CHUNK_TOKENS = 256  # of LMCache
+KVTIER_MIB = 64  # an extent: what both memories have is there twice, so kvtier's is only to load through
 RUN_LMCACHE = "import sys; from lmcache.cli.main import main; sys.exit(main())"
 
 
@@ -110,9 +111,9 @@ class Scene:
             disk |= {"max_capacity_gb": self._options.disk_gib, "eviction": {"eviction_policy": "LRU"}}
             (self._folder / "l2").mkdir()
         else:
-            memory_mib = memory_mib * 3 // 4
+            memory_mib -= KVTIER_MIB
             plugin = {"module_path": "kvtier.clients.lmcache", "class_name": "KvtierL2Adapter"}
-            named = {"target": self._daemon(memory_mib // 3), "weights": self._options.model}
+            named = {"target": self._daemon(KVTIER_MIB), "weights": self._options.model}
             disk = {"type": "plugin", **plugin, "adapter_params": named}
         port, http = free_port(), free_port()
         given = {"host": "127.0.0.1", "port": port, "http-port": http, "l1-size-gb": memory_mib / 1024}
