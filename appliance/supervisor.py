@@ -29,7 +29,9 @@ from collections.abc import Sequence
 
 EXIT_FAILED = 70  # of the daemon: its planner failed; what memory holds is as good as before
 EXIT_RESTART = 75  # of the daemon: it was asked to make room for a new one
+EXITS_REFUSED = (2, 78)  # of the daemon: its settings are wrong, or it cannot start with them
 FORK_RETRY_S = 1.0
+REFUSED_RETRY_S = 5.0
 MAX_EARLY_DEATHS = 3  # in a row, before the daemon served; before the last one memory is given up
 _TO_END = (signal.SIGTERM, signal.SIGINT)
 _FORWARDED = (*_TO_END, signal.SIGHUP)
@@ -55,7 +57,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Return the exit code of the daemon that ended by itself; in a child the daemon's own."""
-        num_early_deaths = 0
+        num_early_deaths, was_served = 0, False
         while True:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             supervisor = os.getpid()
@@ -79,6 +81,12 @@ class Supervisor:
             theirs.close()
             code = self._watch(ours)
             ours.close()
+            was_served |= self._has_served
+            if code in EXITS_REFUSED and self.kept and was_served and not self._is_ending:
+                _report(f"what memory holds is kept; a daemon is tried again every {REFUSED_RETRY_S:g} s")
+                if self._is_to_end_within(REFUSED_RETRY_S):
+                    return code
+                continue
             if self._is_ending or not (code < 0 or code in (EXIT_FAILED, EXIT_RESTART)):
                 return code if code >= 0 else 128 - code
             num_early_deaths = 0 if self._has_served else num_early_deaths + 1

@@ -311,6 +311,7 @@ class Daemon:
             raise error(
                 "BAD_REQUEST", "this daemon has no supervisor; end it, and start it with `kvtier serve`"
             )
+        await self.reload.check_start()  # or no daemon would take over
         log.info("making room for another daemon: nothing new is taken, memory stays")
         self.service.draining = keeper.is_handing_over = True
         await self.grpc.stop_serving()

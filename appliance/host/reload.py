@@ -118,6 +118,15 @@ class Reload:
                     self.status.refused_at = self._appliance.clock()
                 raise
 
+    async def check_start(self) -> None:
+        """Raise ApplianceError (BAD_POLICY) where a daemon that starts now would refuse its settings."""
+        try:
+            wanted = (await self._read(lambda: self.origin.load(None, ""))).settings
+        except SettingsError as problem:
+            raise error("BAD_POLICY", str(problem)) from problem
+        if wrong := failed(await self._read(lambda: examine(Facts(wanted), wanted, RELOAD))):
+            raise error("BAD_POLICY", sentence(wrong))
+
     async def close(self) -> None:
         """Wait for memory that is being made, and for a policy that comes into force; not for files."""
         self._is_closed = True

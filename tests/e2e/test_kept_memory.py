@@ -164,18 +164,39 @@ def flood(kv: Client, identity: NamespaceIdentity) -> None:
         kv.put(ns, hashes, np.ones((40, ns.block_bytes), np.uint8))
 
 
+def restart(daemon: Daemon) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "kvtier.appliance.cli", "restart", "--target", daemon.target]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def test_a_restart_keeps_memory(running: Daemon) -> None:
     store(running)
     before = running.pid
-    asked = subprocess.run(
-        [sys.executable, "-m", "kvtier.appliance.cli", "restart", "--target", running.target],
-        capture_output=True,
-        text=True,
-    )
+    asked = restart(running)
     assert asked.returncode == 0, asked.stderr
     assert "has taken over" in asked.stdout
     assert running.pid not in (0, before)
     assert found(running) == NUM_BLOCKS
+
+
+def test_settings_that_are_refused_cost_no_memory(tmp_path: Path) -> None:
+    """Before: a restart, or a crash, with a mistake in the file ended the supervisor, and memory with it."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(right := "tiers: {dram: {capacity: 64MiB}}")
+    with Daemon(tmp_path, policy, settings=("observe.http=off",)) as daemon:
+        store(daemon)
+        policy.write_text("tiers: {dram: {capasity: 64MiB}}")
+        before, asked = daemon.pid, restart(daemon)
+        assert (asked.returncode, daemon.pid) == (2, before)
+        assert "BAD_POLICY: " in asked.stderr
+        assert "tiers.dram.capasity: unknown key" in asked.stderr
+        assert found(daemon) == NUM_BLOCKS
+        os.kill(before, signal.SIGKILL)
+        daemon.wait_for_log("what memory holds is kept")
+        policy.write_text(right)
+        os.kill(daemon.session, signal.SIGHUP)  # or in a few seconds
+        assert found(daemon) == NUM_BLOCKS
+        assert daemon.stop() == 0
 
 
 def test_a_daemon_that_dies_is_replaced_without_a_reader_of_stderr(tmp_path: Path) -> None:

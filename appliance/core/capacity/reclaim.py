@@ -13,7 +13,7 @@ into steps of bounded size, so that no request waits for a whole segment.
 from collections import deque
 
 from ....tiers.block import NO_PLACE, Urgency
-from ....tiers.cold.log import record_bytes
+from ....tiers.cold.log import SegmentLog, record_bytes
 from ....v1.shm import PAGE_BYTES, extent_of
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
@@ -101,11 +101,13 @@ class Reclaim:
         if self._log is None or self._log_tier in self._core.offline:
             return
         is_short = self._log.num_free < self._core.options.min_free_segments
-        short = self._is_wanted or is_short or self._log.is_shrinking
+        may_begin = self._core.now >= self._not_before
         if self._segment is None and self.to_empty:
             self._begin(self.to_empty)
-        if short and self._segment is None and self._core.now >= self._not_before:
+        if self._segment is None and may_begin and (self._is_wanted or is_short):
             self._begin()
+        elif self._segment is None and may_begin and self._log.is_shrinking:
+            self._begin_leaving(self._log)
         if self._segment is not None:
             self._step()
 
@@ -158,6 +160,14 @@ class Reclaim:
             self._wanted_bytes = 0
             self._used_bytes = self._log.segments[segment].next_page * PAGE_BYTES
             return
+
+    def _begin_leaving(self, log: SegmentLog) -> None:
+        """Begin with a segment that leaves. What stays is not reclaimed for that while there is room."""
+        number = log.open_segment(forward=True)
+        if number is not None and number >= log.num_segments:
+            log.close_open_segment(forward=True)
+            self._residency.seal_full_segments(log)
+        self._begin(set(range(log.num_segments, len(log.segments))))
 
     def _live(self, segment: int) -> list[int]:
         """Return the fragments with a record in this segment now."""

@@ -220,6 +220,20 @@ def test_the_cold_store_empties_the_segments_that_leave_first() -> None:
     assert log.statistics().capacity_bytes == 3 * log.segment_bytes
 
 
+def test_a_cold_store_loses_nothing_when_only_free_segments_leave() -> None:
+    rig = ResizableRig(1, nvme_blocks=2, num_segments=8)
+    chains = [rig.put_new(name, 1) for name in "abcde"]
+    rig.settle()
+    stored = [chain for chain in chains if rig.where(chain[0]) == {"nvme"}]
+    assert len(stored) >= 3
+    rig.change(nvme=5)
+    for _ in range(4):
+        rig.tick(1.0)
+        rig.settle()
+    assert sorted(number for tier, number in rig.given_back if tier is Tier.NVME) == [5, 6, 7]
+    assert [rig.where(chain[0]) for chain in stored] == [{"nvme"}] * len(stored)
+
+
 def test_a_tier_is_not_shrunk_below_its_pins() -> None:
     rig = ResizableRig(2, nvme_blocks=0)
     chain = rig.put_new("a", 3)
