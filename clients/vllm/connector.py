@@ -363,13 +363,13 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     @harmless(lambda *_, **__: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start the step's loads."""
-        if self._worker:
-            self._loading.begin(self._plan().loads)
+        if self._worker and (plan := self._plan()).loads:
+            self._loading.begin(plan.loads)
             try:
-                self._worker.start_loads(self._plan())
+                self._worker.start_loads(plan)
             except Exception:
                 self.guard.defect("start_load_kv")
-                self._worker.fail_loads(self._plan())
+                self._worker.fail_loads(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Return at once: a request runs when all its layers are loaded."""
@@ -380,12 +380,12 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     @harmless(lambda *_, **__: None)
     def wait_for_save(self) -> None:
         """Start the step's saves; does not wait for them."""
-        if self._worker:
+        if self._worker and (plan := self._plan()).saves:
             try:
-                self._worker.start_saves(self._plan(), time.monotonic() - self._step_began_at)
+                self._worker.start_saves(plan, time.monotonic() - self._step_began_at)
             except Exception:
                 self.guard.defect("wait_for_save")
-                self._worker.drop_saves(self._plan())
+                self._worker.drop_saves(plan)
 
     @harmless(lambda *_: TransferResults())
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
