@@ -7,6 +7,7 @@ from . import record
 from .record import NEVER_RAN, PASSES, ROOT, Cell
 from .rows import NO_CPU_BUILD, PATCHES, ROWS, Row
 
+NOT_YET = "not run yet: one to ten minutes of an idle machine; `make test-matrix` goes on where it stopped"
 HEAD = """# Compatibility
 
 Which versions of vLLM do what with kvtier, as tests on their real builds for the CPU showed. Generated from
@@ -46,7 +47,7 @@ def _cell(row: Row, version: str, cells: Mapping[tuple[str, str], Cell], notes: 
         return f"{NEVER_RAN} ({_note(row.why_not, notes)})"
     cell = cells.get((version, row.name))
     if cell is None:
-        return f"{NEVER_RAN} ({_note(NO_CPU_BUILD.get(version, 'not run yet: `make test-matrix`'), notes)})"
+        return f"{NEVER_RAN} ({_note(NO_CPU_BUILD.get(version, NOT_YET), notes)})"
     if cell.outcome == PASSES:
         return f"passes ({cell.num_tests})"
     return f"{cell.outcome} ({_note(cell.words, notes)})"
