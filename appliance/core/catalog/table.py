@@ -102,7 +102,8 @@ class PackedTable(BlockTable):
     def add(self, prefix_hashes: Sequence[bytes], rows: Sequence[int]) -> None:
         """Add hashes that are not there, with their rows."""
         if len(prefix_hashes) > ADDED_AT_ONCE and not any(self._counts):
-            self._parts = [array("Q", bytes(8 * _room(len(prefix_hashes) // NUM_PARTS))) for _ in self._parts]
+            num_entries = 1 << (len(prefix_hashes) * 4 // (3 * NUM_PARTS)).bit_length()
+            self._parts = [array("Q", bytes(8 * num_entries)) for _ in self._parts]
         for start in range(0, len(prefix_hashes), ADDED_AT_ONCE):
             names = prefix_hashes[start : start + ADDED_AT_ONCE]
             self._add(names, rows[start : start + ADDED_AT_ONCE])
@@ -127,14 +128,6 @@ class PackedTable(BlockTable):
 
     def __len__(self) -> int:
         return sum(self._counts)
-
-
-def _room(num_rows: int) -> int:
-    """Return the entries of a part for so many rows."""
-    num_entries = MIN_ENTRIES
-    while 3 * num_entries < 4 * num_rows:
-        num_entries *= 2
-    return num_entries
 
 
 def block_table(names: list[bytes]) -> BlockTable:
