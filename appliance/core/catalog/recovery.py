@@ -84,6 +84,7 @@ def _adopt_namespace(records: Records, core: CoreState, namespace: NamespaceEntr
         catalog.lost_parent[first_row + row] = firsts["parent_hash"][row].tobytes()
     _extend_blocks(catalog, namespace, firsts["position"], first_fragment)
     _link(catalog, first_row, parents)
+    _count_shared(catalog, first_row, parents)
     fragment_of_record = row_of_record * num_groups + records["group"]
     _extend_fragments(catalog, first_row, num_rows, num_groups, fragment_of_record, records)
     core.transitions.append_recovered(
@@ -179,6 +180,22 @@ def _link(catalog: Catalog, first_row: int, parents: npt.NDArray[np.int32]) -> N
     extend(catalog.first_child, first_child)
     extend(catalog.next_sibling, next_sibling)
     extend(catalog.previous_sibling, previous_sibling)
+
+
+def _count_shared(catalog: Catalog, first_row: int, parents: npt.NDArray[np.int32]) -> None:
+    """Count a use of each block that several chains begin with: a second request was there before the start.
+
+    Without any, the reclaim of its segment drops it, and all that continues it in whatever segment.
+    """
+    num_children = np.bincount(parents[parents != NO_ROW] - first_row, minlength=len(parents))
+    is_shared = np.zeros(len(parents), dtype=bool)
+    found = np.flatnonzero(num_children > 1)
+    while len(found):  # from the forks to the beginnings
+        is_shared[found] = True
+        above = np.unique(parents[found])
+        above = above[above != NO_ROW] - first_row
+        found = above[~is_shared[above]]
+    np.frombuffer(catalog.num_uses, np.uint64)[first_row:] += is_shared
 
 
 def _extend_fragments(

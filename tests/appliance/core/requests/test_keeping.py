@@ -297,6 +297,38 @@ def test_a_block_without_its_parent_still_names_it() -> None:
     assert catalog.parent[rows[1]] == rows[0]
 
 
+def test_what_several_chains_begin_with_outlives_the_reclaim_of_its_segment() -> None:
+    """Before: it had no use since the start, and went with all that continued it, in whatever segment."""
+    beginning = hashes("a", 2)
+    identity = NamespaceIdentity(b"m" * 16, GEOMETRY)
+    blocks = [(beginning[0], b"\0" * 32, 0, 0), (beginning[1], beginning[0], 1, 0)]
+    blocks += [(hashes(f"e{number}", 1)[0], beginning[1], 2, 1) for number in range(6)]
+    rows: list[tuple[object, ...]] = []
+    num_pages = [0, 0]
+    for name, parent, position, segment in blocks:
+        for group in range(GEOMETRY.num_groups):
+            length = GEOMETRY.fragment_bytes[group]
+            place = place_of(segment, num_pages[segment])
+            num_pages[segment] += RECORD_BYTES // 4096
+            rows.append(
+                (0, name, parent, position > 0, position, group, place, length, length, b"\7" * 16, 0, False)
+            )
+    segments = [
+        SegmentSummary(number, pages, pages * 4096 // RECORD_BYTES, pages * 4096)
+        for number, pages in enumerate(num_pages)
+    ]
+    rig = Rig(nvme_blocks=8, num_segments=4)
+    found = RecoveredStore([identity], columns(np.array(rows, RECORD)), segments, Counter())
+    rig.planner.adopt(found, 0.0)
+    number = 0
+    while not rig.planner.story.counters.get("segments_reclaimed"):
+        rig.put(hashes(f"new {number}", 1))
+        rig.settle()
+        rig.tick(1.0)
+        number += 1
+    assert rig.found(beginning) == 2
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_recovery_links_chains_in_whatever_order_their_records_are(seed: int) -> None:
     """Behind their parent, before it, group by group: what is read and what it continues is the same."""
