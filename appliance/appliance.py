@@ -135,11 +135,13 @@ class Appliance:
         self._run()
 
     def _finish(self, num_turns: int) -> None:
-        """On the loop, so many turns from now: do what was left over until answers were sent."""
-        if self._is_fresh and self.planner.may_put_off:  # a client may have sent its next put already
-            self._is_fresh, num_turns = False, num_turns + 1
+        """On the loop, so many turns from now: do what was left over until answers were sent.
+
+        A timer that is due is called behind what came in the same turn: clients may have sent more puts."""
+        if self._is_fresh and self.planner.may_put_off:
+            num_turns += 1
         if num_turns:
-            self._loop.call_soon(self._finish, num_turns - 1)
+            self._finish_later(num_turns - 1)
             return
         self._is_finish_due = False
         if not self._stopped:  # `stop` sees to it, while there are engines
@@ -169,8 +171,12 @@ class Appliance:
             self._arm_timer()
         elif not self._is_finish_due:  # which sees to the timer, too
             self._is_finish_due = True
-            self._loop.call_soon(self._finish, self._num_turns)
+            self._finish_later(self._num_turns)
             self._num_turns = 0
+
+    def _finish_later(self, num_turns: int) -> None:
+        self._is_fresh = False
+        self._loop.call_later(0, self._finish, num_turns)
 
     def _take_in(self, event: Event) -> None:
         """Run one step: the answers of what landed first.
