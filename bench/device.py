@@ -118,7 +118,7 @@ class CopyRig:
         ]
         for place, label in zip(warm, labels, strict=True):
             self.dram.write(place, label, payload)
-            self.dram.publish(place, label)
+            self.dram.publish_run([place], [label])
         up = [CopyItem(*row) for row in zip(warm, hot, labels, strict=True)]
         down = [CopyItem(*row) for row in zip(hot, back, labels, strict=True)]
         return up, down
@@ -143,7 +143,7 @@ class CopyRig:
         for _ in range(ROUNDS):
             best[0] = max(best[0], self.copy(Edge(Tier.DRAM, Tier.HBM), up, length))
             for item in down:
-                self.hot.engine.publish(item.source, replace(item.label))
+                self.hot.engine.publish_run([item.source], [replace(item.label)])
             best[1] = max(best[1], self.copy(Edge(Tier.HBM, Tier.DRAM), down, length))
             for item in down:
                 self.hot.engine.retract(item.source)

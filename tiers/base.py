@@ -10,7 +10,7 @@ Life of a place:
 
     reserve -> write -> (visible) -> read ... -> retract -> release
 
-`reserve` and `release` are the room's, `write`, `publish`, `read`, `retract` the engine's.
+`reserve` and `release` are the room's, `write`, `publish_run`, `read`, `retract` the engine's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,7 +165,7 @@ class Engine(Protocol):
 
         The checksum is taken from *the stored copy* when `label.checksum` is empty, because a client
         can change its staging extent during the copy; otherwise `label.checksum` is carried unchanged.
-        The fragment is not readable before `publish`. Raises CopyError.
+        The fragment is not readable before `publish_run`. Raises CopyError.
         """
         ...
 
@@ -175,12 +175,8 @@ class Engine(Protocol):
         CopyError; `into` is then undefined."""
         ...
 
-    def publish(self, place: int, label: FragmentLabel) -> None:
-        """Make the fragment at `place` readable under its label. Cheap; called on the event loop."""
-        ...
-
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """Make many fragments of one domain readable: `publish` for each place and label."""
+        """Make fragments of one domain readable under their labels. Cheap; called on the event loop."""
         ...
 
     def retract(self, place: int) -> None:

@@ -80,9 +80,6 @@ class Recorder:
         self.fails = False
         self.running: list[Future[list[CopyOutcome]]] = []
 
-    def publish(self, place: int, label: FragmentLabel) -> None:
-        self.done.append(("publish", place))
-
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
         self.done += [("publish", place) for place in places]
 

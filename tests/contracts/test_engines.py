@@ -31,7 +31,7 @@ def put(case: Case, number: int, length: int = LENGTH) -> tuple[int, FragmentLab
     assert place is not None
     label = replace(label, checksum=case.engine.write(place, label, make_payload(number, length)))
     case.room.settle(place)
-    case.engine.publish(place, label)
+    case.engine.publish_run([place], [label])
     return place, label
 
 
@@ -68,7 +68,7 @@ def test_nothing_is_readable_before_it_is_published(case: Case) -> None:
     with pytest.raises(CopyError):
         get(case, place, label)
     case.room.settle(place)
-    case.engine.publish(place, label)
+    case.engine.publish_run([place], [label])
     assert get(case, place, label) == make_payload(1, LENGTH)
 
 
@@ -134,7 +134,7 @@ def test_threads_do_not_disturb_each_other(case: Case) -> None:
         for place, label in zip(places, done, strict=True):
             assert place is not None
             case.room.settle(place)
-            case.engine.publish(place, label)
+            case.engine.publish_run([place], [label])
         read = pool.map(lambda n: get(case, places[n % 16] or 0, done[n % 16]), range(64))
         assert all(found == payloads[n % 16] for n, found in enumerate(read))
 

@@ -86,14 +86,14 @@ def test_every_byte_comes_back(tiers: Tiers, length: int) -> None:
         label = replace(make_label(number, length), checksum=checksum(payload))
         [place] = tiers.room.reserve_many(0, [length], 1)
         tiers.dram.write(place, label, payload)
-        tiers.dram.publish(place, label)
+        tiers.dram.publish_run([place], [label])
         placed.append((place, label))
     hot = tiers.hot_room.reserve_many(0, [length], count)
     tiers.copy(
         Tier.DRAM, Tier.HBM, [CopyItem(p, to, label) for (p, label), to in zip(placed, hot, strict=True)]
     )
     for place, (_, label) in zip(hot, placed, strict=True):
-        tiers.hot.engine.publish(place, label)
+        tiers.hot.engine.publish_run([place], [label])
     for place, _ in placed:
         tiers.dram.retract(place)
         tiers.dram.view(place, length)[:] = bytes(length)
@@ -114,7 +114,7 @@ def test_the_synchronous_way(tiers: Tiers) -> None:
     label = replace(make_label(1, len(payload)), checksum=checksum(payload))
     [place] = tiers.hot_room.reserve_many(0, [len(payload)], 1)
     assert tiers.hot.engine.write(place, label, payload) == label.checksum
-    tiers.hot.engine.publish(place, label)
+    tiers.hot.engine.publish_run([place], [label])
     into = memoryview(bytearray(len(payload)))
     tiers.hot.engine.read(place, label, into)
     assert into == payload

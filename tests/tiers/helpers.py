@@ -55,7 +55,7 @@ def store(engine: ExtentEngine, room: SlotPool, label: FragmentLabel, number: in
     place = room.reserve(domain, label.raw_length)
     assert place is not None
     checksum = engine.write(place, label, make_payload(number, label.raw_length))
-    engine.publish(place, replace(label, checksum=checksum))
+    engine.publish_run([place], [replace(label, checksum=checksum)])
     return place
 
 

@@ -125,7 +125,7 @@ def test_memory_to_memory_checks_the_source_before_and_after(pool: ThreadPoolExe
                 digest = warm.write(place, label, payload)
                 hot.retract(source)
                 hot.write(source, other, make_payload(2, LENGTH))
-                hot.publish(source, replace(other, checksum=b"c" * 16))
+                hot.publish_run([source], [replace(other, checksum=b"c" * 16)])
                 return digest
 
         late = HostCopier(hot, Recycling(), pool).run([CopyItem(source, target, label)])

@@ -191,9 +191,6 @@ class ColdStore:
         header = header_of(page, label, where, self.codecs)
         return CopyOutcome(header) if isinstance(header, Cause) else CopyOutcome(None, header.checksum)
 
-    def publish(self, place: int, label: FragmentLabel) -> None:
-        """Do nothing: clients never read the cold store themselves."""
-
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
         """Do nothing: clients never read the cold store themselves."""
 

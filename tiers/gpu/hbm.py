@@ -167,16 +167,12 @@ class HbmEngine:
 
     # --------------------------------------------------------------------------- labels (event loop only)
 
-    def publish(self, place: int, label: FragmentLabel) -> None:
-        """Make the fragment at `place` readable under its label."""
-        assert place not in self._published, "published twice"
-        assert len(label.checksum) == CHECKSUM_BYTES, "published before its bytes were hashed"
-        self._published[place] = (next(self._generations), label)
-
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """Publish many fragments: `publish` for each."""
+        """Make fragments readable under their labels."""
         for place, label in zip(places, labels, strict=True):
-            self.publish(place, label)
+            assert place not in self._published, "published twice"
+            assert len(label.checksum) == CHECKSUM_BYTES, "published before its bytes were hashed"
+            self._published[place] = (next(self._generations), label)
 
     def retract(self, place: int) -> None:
         """Make `place` unreadable. No effect when it is not published."""

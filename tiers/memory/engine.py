@@ -3,18 +3,19 @@
 One class serves `dram` and the host-memory `hbm` tier; they differ in `tier` and in the numbers of
 their extents, which are unique in one daemon so that clients map them by number alone.
 
-Workers call `write`, `read`, `view` and `verify`; the event loop calls `publish` and `retract`, once per
-fragment. The room is the planner's; what the engine reads from it (the slot of a place, the domain of an
-extent) does not change while a place is taken, so no lock is shared with the event loop.
+Workers call `write`, `read`, `view` and `verify`; the event loop calls `publish_run` and `retract`. The room
+is the planner's; what the engine reads from it (the slot of a place, the domain of an extent) does not change
+while a place is taken, so no lock is shared with the event loop.
 """
 
 import threading
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...v1.shm import CHECKSUM_BYTES, extent_of, place_of, slot_of, tag_of
+from ...v1.shm import extent_of, place_of, slot_of
 from ..base import Buffer, Cause, CopyError, CopyItem, EngineStatistics
 from ..block import FragmentLabel, Tier
 from ..payload import copy, copy_and_checksum, copy_and_checksum_many
@@ -32,6 +33,7 @@ from .verification import ExtentVerifier
 LAYOUT = 2
 #: Numbers of extents a tier may use up in one life of the daemon, growing and shrinking.
 MAX_NUMBERS = 1 << 20
+_CHECKSUM = attrgetter("checksum")
 
 
 class ExtentEngine:
@@ -217,22 +219,10 @@ class ExtentEngine:
 
     # -------------------------------------------------------------------------- headers (event loop only)
 
-    def publish(self, place: int, label: FragmentLabel) -> None:
-        """Write the header of `place`, make its generation even, enter it in its domain's index."""
-        assert place not in self._published, "published twice"
-        assert len(label.checksum) == CHECKSUM_BYTES, "published before its bytes were hashed"
-        number, slot = extent_of(place), slot_of(place)
-        headers = self._extent(number).headers
-        headers.fill(slot, label, self._room.offset_of(place))
-        tag = tag_of(label.prefix_hash, label.namespace_id, label.group)
-        self._published[place] = tag
-        index = self._index_of_extent.get(number) or self._index_of(number)
-        if index is not None:
-            index.insert(tag, place_of(self.first_extent + number, slot))
-
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """Publish many fragments: `publish` for each, extent by extent."""
+        """Write the headers of places, make their generations even, enter them in their domain's index."""
         assert self._published.keys().isdisjoint(places), "published twice"
+        assert all(map(_CHECKSUM, labels)), "published before its bytes were hashed"
         first = extent_of(min(places))
         if extent_of(max(places)) == first:  # nearly always
             self._publish_in(first, list(places), list(labels))

@@ -33,8 +33,8 @@ class Memory:
         assert place is not None
         label = FragmentLabel(bytes(32), namespace_id, name, b"", 0, group, len(payload))
         checksum = self.engine.write(place, label, memoryview(payload))
-        self.engine.publish(
-            place, FragmentLabel(bytes(32), namespace_id, name, b"", 0, group, len(payload), checksum)
+        self.engine.publish_run(
+            [place], [FragmentLabel(bytes(32), namespace_id, name, b"", 0, group, len(payload), checksum)]
         )
         return place
 

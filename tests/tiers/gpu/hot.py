@@ -57,7 +57,7 @@ class Hot:
         label = replace(make_label(number, length), checksum=checksum(payload))
         place = self.warm_place(length)
         self.warm.write(place, label, payload)
-        self.warm.publish(place, label)
+        self.warm.publish_run([place], [label])
         return place, label
 
     def warm_place(self, length: int = LENGTH) -> int:
@@ -78,7 +78,7 @@ class Hot:
         target = self.hot_place(length)
         outcomes = self.copy(self.up, [CopyItem(source, target, label)])
         assert outcomes == [CopyOutcome(None, label.checksum)]
-        self.hot.publish(target, label)
+        self.hot.publish_run([target], [label])
         self.drop_warm(source, length)
         return target, label
 

@@ -147,7 +147,7 @@ def test_a_batch_ends_item_by_item(
             for place, number in changed.items():
                 engine.retract(place)
                 if number in recycled:
-                    engine.publish(*known[number])
+                    engine.publish_run([place], [known[number][1]])
             expected = [
                 CopyOutcome(Cause.WRONG_IDENTITY)
                 if item.source in changed and outcome.cause in (None, Cause.WRONG_CHECKSUM)

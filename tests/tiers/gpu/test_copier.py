@@ -72,8 +72,8 @@ def chain_of_copies(hot: Hot) -> list[int]:
     target."""
     source, label = hot.put(1)
     targets = [hot.hot_place(), hot.warm_place(), hot.hot_place()]
-    hot.hot.publish(targets[0], label)  # as if the planner were hasty
-    hot.warm.publish(targets[1], label)
+    hot.hot.publish_run([targets[0]], [label])  # as if the planner were hasty
+    hot.warm.publish_run([targets[1]], [label])
     futures = []
     for copier, place, target in zip((hot.up, hot.down, hot.up), (source, *targets), targets, strict=False):
         futures.append(copier.start([CopyItem(place, target, label)]))
@@ -121,7 +121,7 @@ def test_a_source_that_was_recycled_meanwhile_is_noticed() -> None:
         place, label = hot.promoted(1)
         future = hot.down.start([CopyItem(place, hot.warm_place(), label)])
         hot.hot.retract(place)
-        hot.hot.publish(place, label)
+        hot.hot.publish_run([place], [label])
         hot.device.run()
         assert future.result(0)[0].cause is Cause.WRONG_IDENTITY
 
@@ -286,11 +286,11 @@ def land(
     if item.source in hot.hot._published and hot.hot._published[item.source][1] is item.label:
         hot.hot.retract(item.source)
         hot.hot_room.release(item.source, LENGTH)
-        hot.warm.publish(item.target, item.label)
+        hot.warm.publish_run([item.target], [item.label])
         at[number] = (False, item.target)
     else:
         hot.drop_warm(item.source)
-        hot.hot.publish(item.target, item.label)
+        hot.hot.publish_run([item.target], [item.label])
         at[number] = (True, item.target)
 
 

@@ -44,7 +44,7 @@ def test_bytes_read_into_a_view_are_published_like_written_ones() -> None:
         place = room.reserve(0, LENGTH)
         assert place is not None
         engine.view(place, LENGTH)[:] = make_payload(1, LENGTH)  # as the cold store does
-        engine.publish(place, label)
+        engine.publish_run([place], [label])
         into = memoryview(bytearray(LENGTH))
         engine.read(place, label, into)
         assert into == make_payload(1, LENGTH)
@@ -87,7 +87,7 @@ def test_fragments_published_together_are_found_like_those_published_one_by_one(
             labels.append(replace(label, checksum=engine.write(place, label, make_payload(number, LENGTH))))
             places.append(place)
         engine.publish_run(places[:69], labels[:69])
-        engine.publish(places[69], labels[69])
+        engine.publish_run([places[69]], [labels[69]])
         assert engine.check_integrity() == []
         assert indexes.of(0).num_entries == 70
         extents = {number: engine.descriptor(number) for number in (3, 4)}
@@ -107,13 +107,13 @@ def test_programmers_errors_are_assertions() -> None:
         with pytest.raises(AssertionError, match="retracted"):
             engine.write(place, label, make_payload(2, LENGTH))
         with pytest.raises(AssertionError, match="twice"):
-            engine.publish(place, replace(label, checksum=b"c" * 16))
+            engine.publish_run([place], [replace(label, checksum=b"c" * 16)])
         with pytest.raises(AssertionError, match="slot has"):
             engine.view(place, LENGTH + 4096)
         other = room.reserve(0, LENGTH)
         assert other is not None
         with pytest.raises(AssertionError, match="hashed"):
-            engine.publish(other, label)
+            engine.publish_run([other], [label])
 
 
 def test_the_audit_finds_a_published_slot_that_is_free() -> None:

@@ -164,7 +164,7 @@ def test_another_process_reads_through_an_eviction_storm() -> None:
                 place = room.reserve(0, LENGTH)
                 assert place is not None
                 engine.write(place, labels[number], payloads[number])
-                engine.publish(place, labels[number])
+                engine.publish_run([place], [labels[number]])
                 held.append(place)
                 num_recycled += 1
             hits, wrong, torn = json.loads(output.read())
