@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from ...v1 import admin_pb2, events_pb2, kvcache_pb2, peer_pb2
+from ...v1.channels import MAX_CALLS as MAX_CALLS_OF_CONNECTION
 from ...v1.conversions import urgency_to_wire
 from ...v1.local import MAX_PAYLOAD_BYTES
 from ..core.catalog.catalog import NO_ROW
@@ -65,8 +66,7 @@ OPTIONS: Final = {
     "grpc.max_receive_message_length": MAX_PAYLOAD_BYTES + HEADROOM_BYTES,
     "grpc.max_send_message_length": MAX_PAYLOAD_BYTES + HEADROOM_BYTES,
     "grpc.so_reuseport": 0,
-    # Of a connection; further calls wait in the client's channel.
-    "grpc.max_concurrent_streams": 32,
+    "grpc.max_concurrent_streams": MAX_CALLS_OF_CONNECTION,
     # Of a listener; more are closed. The Unix socket's proxy refuses earlier, and by user.
     "grpc.max_allowed_incoming_connections": MAX_CONNECTIONS + 1,  # and the probe's
     # Calls that gRPC keeps in its queue. It ends further ones without a reason (CANCELLED), above the first

@@ -3,20 +3,22 @@
 The client is opened by OpenClient and kept alive by a thread, because over gRPC no connection says when its
 owner died. Calls are started as futures and streams as iterators, so that sending and receiving are
 separate steps here too. Acquires, gets and puts may wait, and a connection carries only so many calls at a
-time: they have a connection of their own, so that releases, lookups and the sign of life are never behind
-them.
+time: they have connections of their own, so that releases, lookups and the sign of life are never behind
+them, and as many as they need, so that none is behind others that wait.
 """
 
 import itertools
 import os
 import threading
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
 
 from ...v1 import kvcache_pb2 as pb
-from ...v1.channels import open_channel
+from ...v1.channels import MAX_CALLS, open_channel
 from ...v1.diagnosis import diagnose_call
 from ...v1.kvcache_pb2_grpc import KVCacheServiceStub
 from ..errors import (
@@ -103,6 +105,30 @@ def keep_alive_period_s(client: pb.OpenClientResponse) -> float:
     return min(max(client.ttl_ms / 3000, _MIN_PERIOD_S), _MAX_PERIOD_S) if client.ttl_ms else 0.0
 
 
+class WaitingCalls:
+    """Calls that may wait, and their connections, each made when all others carry MAX_CALLS."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self.channels: list[Any] = []
+        self._connect = connect
+        self._stubs: list[tuple[KVCacheServiceStub, set[Any]]] = []  # and the calls that it has in progress
+
+    def begin(self, name: str, request: Any, *, is_future: bool, **options: Any) -> Any:
+        """Start a call, of a blocking channel's puts as a future. Raises InvalidRequest."""
+        free = (one for one in self._stubs if len(one[1]) < MAX_CALLS)
+        stub, in_progress = next(free, None) or self._connected()
+        start = getattr(stub, name)
+        call = (start.future if is_future else start)(request, **options)
+        in_progress.add(call)
+        call.add_done_callback(in_progress.discard)
+        return call
+
+    def _connected(self) -> tuple[KVCacheServiceStub, set[Any]]:
+        self.channels.append(self._connect())
+        self._stubs.append((KVCacheServiceStub(self.channels[-1]), set()))
+        return self._stubs[-1]
+
+
 class GrpcLink:
     """A gRPC channel and the client opened on it. Not thread-safe: Client has the lock."""
 
@@ -114,8 +140,9 @@ class GrpcLink:
         self._grace_s = settings.timeout.grace_s
         self._tickets = itertools.count(1)
         self._calls: dict[int, Any] = {}
-        self._channels = connect(settings), connect(settings)  # each connects with its first call
-        self._stub, self._waiting_stub = map(KVCacheServiceStub, self._channels)
+        self._channel = connect(settings)  # connects with its first call
+        self._stub = KVCacheServiceStub(self._channel)
+        self._waiting = WaitingCalls(partial(connect, settings))
         self._stop = threading.Event()
         timeout_s = settings.timeout.connect_s
         try:
@@ -136,10 +163,12 @@ class GrpcLink:
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""
         ticket = next(self._tickets)
-        start = getattr(self._waiting_stub if call in MAY_WAIT else self._stub, call)
-        timeout_s += self._grace_s
-        begin = start if call in STREAMS else start.future
-        self._calls[ticket] = call, begin(request, timeout=timeout_s, metadata=trace_metadata())
+        options = {"timeout": timeout_s + self._grace_s, "metadata": trace_metadata()}
+        if call in MAY_WAIT:
+            begun = self._waiting.begin(call, request, is_future=call not in STREAMS, **options)
+        else:
+            begun = getattr(self._stub, call).future(request, **options)
+        self._calls[ticket] = call, begun
         return ticket
 
     def receive(self, ticket: int) -> Answer:
@@ -186,14 +215,14 @@ class GrpcLink:
                 self._stub.CloseClient(request, timeout=self._grace_s)
             except grpc.RpcError:
                 self._stop.set()  # it is gone; its TTL ends what we held
-        for channel in self._channels:
+        for channel in (self._channel, *self._waiting.channels):
             channel.close()
 
     def abandon(self) -> None:
         """Leave the channel to the parent process."""
         self.closed = True
         self._stop.set()
-        _abandoned.extend(self._channels)
+        _abandoned.extend((self._channel, *self._waiting.channels))
 
     def _keep_alive(self, period_s: float) -> None:
         request = pb.KeepAliveRequest(client_id=self.attachment.client_id)

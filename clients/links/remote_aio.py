@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from ..operations.effects import Answer, Attachment
 from .remote import (
     MAY_WAIT,
     STREAMS,
+    WaitingCalls,
     channel_options,
     connect_problem,
     keep_alive_period_s,
@@ -28,6 +30,14 @@ from .remote import (
 from .tracing import trace_metadata
 
 _abandoned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
+
+
+def connect(settings: ClientSettings) -> grpc.aio.Channel:
+    """Return a channel, as remote.py's `connect` does. Raises InvalidRequest."""
+    try:
+        return open_aio_channel(settings.target, channel_options(settings))
+    except ValueError as problem:
+        raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
 
 
 class AsyncGrpcLink:
@@ -42,13 +52,9 @@ class AsyncGrpcLink:
         self._calls: dict[int, Any] = {}
         self._posts: set[asyncio.Future[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None
-        try:
-            options = channel_options(settings)
-            self._channels = [open_aio_channel(settings.target, options) for _ in range(2)]
-        except ValueError as problem:
-            raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
-        self._stub: Any
-        self._stub, self._waiting_stub = map(KVCacheServiceStub, self._channels)
+        self._channel = connect(settings)
+        self._stub: Any = KVCacheServiceStub(self._channel)
+        self._waiting = WaitingCalls(partial(connect, settings))
 
     async def attach(self, settings: ClientSettings) -> None:
         """Open the client. Raises Unavailable."""
@@ -65,11 +71,14 @@ class AsyncGrpcLink:
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""
         ticket = next(self._tickets)
-        begin = getattr(self._waiting_stub if call in MAY_WAIT else self._stub, call)
-        timeout_s += self._grace_s
+        options = {"timeout": timeout_s + self._grace_s, "metadata": trace_metadata()}
         if call == "Put":
             request = _in_a_thread(request)
-        self._calls[ticket] = call, begin(request, timeout=timeout_s, metadata=trace_metadata())
+        if call in MAY_WAIT:
+            begun = self._waiting.begin(call, request, is_future=False, **options)
+        else:
+            begun = getattr(self._stub, call)(request, **options)
+        self._calls[ticket] = call, begun
         return ticket
 
     async def receive(self, ticket: int) -> Answer:
@@ -125,7 +134,7 @@ class AsyncGrpcLink:
             request = pb.CloseClientRequest(client_id=self.attachment.client_id)
             with suppress(grpc.RpcError):  # it is gone; its TTL ends what we held
                 await self._stub.CloseClient(request, timeout=self._grace_s)
-        for channel in self._channels:
+        for channel in (self._channel, *self._waiting.channels):
             await channel.close()
 
     def abandon(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.clients import AsyncClient, Client, ExpectedBlocks, GetReport
+from kvtier.clients import AsyncClient, Client, ExpectedBlocks, GetReport, PrefillSpeed
 
 from ..daemon import PATIENT
 from ..sources.directories.servers import needs_redis, redis_server
@@ -21,6 +21,7 @@ from ..waiting import until
 from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, Host, data_of, fleet, indexed, names_of
 
 CHUNK = 7  # blocks; bundles have four
+SLOW = PrefillSpeed(0.5)  # tokens a second: what is expected is awaited for as long as its caller allows
 
 
 def put_part(client: Client, chain: int, first: int, end: int) -> None:
@@ -102,11 +103,11 @@ def test_what_is_expected_counts_until_it_has_come(tmp_path: Path) -> None:
 
 
 def test_calls_of_a_client_that_waits_for_many_prompts_are_not_behind_them(tmp_path: Path) -> None:
-    """Before: 32 gets that wait took every stream of its connection, and it seemed dead."""
+    """Before: 32 gets that wait took every stream of their connection. It seemed dead, and puts waited."""
 
     async def main(address: str) -> None:
         async with AsyncClient(address, timeout=PATIENT) as client:
-            namespace = await client.register(IDENTITY)
+            namespace = await client.register(IDENTITY, SLOW)
             gets = [
                 asyncio.create_task(
                     client.get(namespace, names_of(chain, 1), expected=ExpectedBlocks(), deadline_s=60.0)
@@ -116,6 +117,8 @@ def test_calls_of_a_client_that_waits_for_many_prompts_are_not_behind_them(tmp_p
             while await asyncio.to_thread(host.counter, "acquires_expecting") < 32:
                 assert not any(get.done() for get in gets), "they did not wait"
             assert (await client.lookup(namespace, names_of(1))).num_blocks == 0
+            assert (await client.put(namespace, names_of(100), data_of(100))).complete
+            assert (await client.get(namespace, names_of(100))).num_blocks == CHAIN_BLOCKS
             assert not any(get.done() for get in gets)
             for get in gets:
                 get.cancel()

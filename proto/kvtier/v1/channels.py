@@ -22,6 +22,7 @@ import grpc.aio
 from .files import read_regular_file
 
 Options: TypeAlias = Sequence[tuple[str, Any]]
+MAX_CALLS = 32  # in progress on one connection; further ones wait in the caller's channel
 MAX_FILE_BYTES = 1 << 20  # of certificates or a token
 _NO_PROXY = ("grpc.enable_http_proxy", 0)
 
