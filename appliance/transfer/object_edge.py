@@ -105,8 +105,7 @@ class ObjectEdge:
         self._deliver = deliver
         self._clock = clock
         self._now_s = now_s
-        # Behind others that wake up, with the same share of the processor. One of these starts the client
-        # library's own threads, once in a process, at its first call.
+        # Behind what wakes up, at the same share: these and the client library's own, which they start.
         behind = partial(lower_thread_priority, "kvtier-object", 0)
         self._pool = ThreadPoolExecutor(MAX_IN_FLIGHT + 2, "kvtier-object", initializer=behind)
         self._transfer: BundleTransfer | None = None
