@@ -346,6 +346,19 @@ def test_what_is_not_finite_in_float16(word: int, bits: int) -> None:
             codec.encode(shape, payload.view(np.uint8).data, memoryview(bytearray(codec.stored_bound(shape))))
 
 
+@pytest.mark.parametrize("word", [0x7C00, 0xFC00, 0x7E00, 0xFE01])
+def test_what_is_not_finite_in_float16_is_not_transformed(word: int) -> None:
+    """Before: it came back as 65,504, where steps were coarse and there was room for the escapes."""
+    shape = Shape(1, 1, 40, 1, 24, "float16")
+    profile = transformed(shape).profile
+    coarse = replace(profile.rules[0], reserve_bits=15, step=2.0)
+    codec = Profiled(replace(profile, rules=(coarse,)))
+    payload = values_like_kv(shape, seed=1).view(np.uint16)
+    payload[-1] = word
+    with pytest.raises(DoesNotFit):
+        codec.encode(shape, payload.view(np.uint8).data, memoryview(bytearray(codec.stored_bound(shape))))
+
+
 def test_memory_that_lies_askew_and_places_too_short() -> None:
     shape = SHAPES[0]
     codec = mixed(shape)

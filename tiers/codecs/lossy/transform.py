@@ -28,6 +28,7 @@ from .transform_table import TransformTable
 
 _HEAD = struct.Struct("<10I")
 _LARGEST_STEPS = 1 << 24  # of an escape
+_LARGEST_HALF = 65504.0  # finite float16
 _MAX_ESCAPES_SHARE = 8  # of the values, one in so many
 
 
@@ -60,6 +61,8 @@ class TransformSegment:
         loops_of("floats").widen_heads(words, self._rule.first_head, self._is_half, values)
         with np.errstate(all="ignore"):
             steps = np.rint(((values - table.mean) @ table.forward) / self._step)
+        if self._is_half and np.abs(values).max() > _LARGEST_HALF:
+            raise DoesNotFit  # `widen_heads` makes a number of what is none
         if not np.abs(steps).max() < _LARGEST_STEPS:  # not a number is not less, either
             raise DoesNotFit
         states = np.empty(8, np.uint32)
