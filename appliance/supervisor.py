@@ -29,7 +29,8 @@ from collections.abc import Sequence
 
 EXIT_FAILED = 70  # of the daemon: its planner failed; what memory holds is as good as before
 EXIT_RESTART = 75  # of the daemon: it was asked to make room for a new one
-EXITS_REFUSED = (2, 78)  # of the daemon: its settings are wrong, or it cannot start with them
+EXIT_REFUSED = 2  # of the daemon: its settings are wrong, whatever memory there is
+EXIT_NOT_STARTED = 78  # of the daemon: it cannot start with them, perhaps for want of memory
 FORK_RETRY_S = 1.0
 REFUSED_RETRY_S = 5.0
 MAX_EARLY_DEATHS = 3  # in a row, before the daemon served; before the last one memory is given up
@@ -82,12 +83,14 @@ class Supervisor:
             code = self._watch(ours)
             ours.close()
             was_served |= self._has_served
-            if code in EXITS_REFUSED and self.kept and was_served and not self._is_ending:
+            if code == EXIT_REFUSED and was_served and not self._is_ending:
                 _report(f"what memory holds is kept; a daemon is tried again every {REFUSED_RETRY_S:g} s")
                 if self._is_to_end_within(REFUSED_RETRY_S):
-                    return code
+                    return 0
                 continue
-            if self._is_ending or not (code < 0 or code in (EXIT_FAILED, EXIT_RESTART)):
+            is_tried_again = code < 0 or code in (EXIT_FAILED, EXIT_RESTART)
+            is_tried_again |= code == EXIT_NOT_STARTED and was_served
+            if self._is_ending or not is_tried_again:
                 return code if code >= 0 else 128 - code
             num_early_deaths = 0 if self._has_served else num_early_deaths + 1
             if num_early_deaths == MAX_EARLY_DEATHS:

@@ -181,7 +181,8 @@ def late_put(stub: Any, payload: bytes) -> Call:
 
         outcomes = stub.Put(messages()).outcomes
         time_ns = time.perf_counter_ns() - began_at
-        return TimedAnswer(time_ns, len(names) - outcomes.count(pb.PUT_OUTCOME_STORED))
+        assert set(outcomes) <= {pb.PUT_OUTCOME_STORED, pb.PUT_OUTCOME_DEDUPLICATED}, [*outcomes]
+        return TimedAnswer(time_ns, outcomes.count(pb.PUT_OUTCOME_DEDUPLICATED))
 
     return put
 

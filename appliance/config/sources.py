@@ -4,8 +4,8 @@ The sources are overlaid into one tree of plain values before the model sees it,
 the name of its source (`policy.yaml:7`, `KVTIER_LEASES__TTL`, `--set leases.ttl`). pydantic-settings was
 rejected: it overlays the sources, but does not keep where a value came from, which errors have to name.
 
-Only variables with a setting as first word, or two underscores, are read (`KVTIER_TIERS__DRAM__CAPACITY`, two
-between keys). Kubernetes injects `KVTIER_PORT`, `KVTIER_SERVICE_HOST` and such into every pod that sits
+Two underscores are between keys (`KVTIER_TIERS__DRAM__CAPACITY`); other variables are read if they are a
+setting. Kubernetes injects `KVTIER_PORT`, `KVTIER_SERVICE_HOST` and such into every pod that sits
 beside a Service named kvtier; refusing those would break correct installations.
 """
 

@@ -146,7 +146,7 @@ def begin(
 def _assemble(
     settings: Settings, device: Device | None, peers: Sequence[Device], keeper: Keeper | None
 ) -> Assembly:
-    for warning in require(settings):
+    for warning in require(settings, keeper.num_bytes if keeper is not None else 0):
         if warning.setting:  # of the host the doctor tells more
             log.warning("%s", str(warning))
     epoch = secrets.randbits(63) | 1

@@ -45,7 +45,7 @@ from ..server.verify_service import VerifyService
 from .adoption import Adoption
 from .assembly import Assembly, begin
 from .policy_watch import watch
-from .reload import Reload
+from .reload import Reload, check_successor
 from .wiring import (
     build_appliance,
     build_codec_selection,
@@ -311,7 +311,7 @@ class Daemon:
             raise error(
                 "BAD_REQUEST", "this daemon has no supervisor; end it, and start it with `kvtier serve`"
             )
-        await self.reload.check_start()  # or no daemon would take over
+        await asyncio.to_thread(check_successor)
         log.info("making room for another daemon: nothing new is taken, memory stays")
         self.service.draining = keeper.is_handing_over = True
         await self.grpc.stop_serving()

@@ -14,6 +14,8 @@ unseen.
 
 import asyncio
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -117,15 +119,6 @@ class Reload:
                     self.status.last_error = problem.message
                     self.status.refused_at = self._appliance.clock()
                 raise
-
-    async def check_start(self) -> None:
-        """Raise ApplianceError (BAD_POLICY) where a daemon that starts now would refuse its settings."""
-        try:
-            wanted = (await self._read(lambda: self.origin.load(None, ""))).settings
-        except SettingsError as problem:
-            raise error("BAD_POLICY", str(problem)) from problem
-        if wrong := failed(await self._read(lambda: examine(Facts(wanted), wanted, RELOAD))):
-            raise error("BAD_POLICY", sentence(wrong))
 
     async def close(self) -> None:
         """Wait for memory that is being made, and for a policy that comes into force; not for files."""
@@ -258,6 +251,14 @@ class Reload:
         task = asyncio.create_task(asyncio.to_thread(self._prefault))
         self._prefaulting.add(task)
         task.add_done_callback(self._prefaulting.discard)
+
+
+def check_successor() -> None:
+    """Raise ApplianceError where the next daemon, perhaps of another version, would refuse its settings."""
+    command = [sys.executable, "-P", "-m", "kvtier.appliance.cli", *sys.argv[1:], "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    if checked.returncode:
+        raise error("BAD_POLICY", checked.stderr.strip().removeprefix("Error: "))
 
 
 def brief(value: object) -> str:

@@ -7,7 +7,7 @@ from ...v1.addresses import socket_path
 from ...v1.shm import HUGE_PAGE_BYTES, extent_file_bytes
 from ..config import Settings
 from ..config.units import about_bytes, format_bytes
-from .facts import Facts, Host, RunningDaemon, Versions
+from .facts import Facts, Host, Versions
 from .verdicts import Check, fail, ok, warn
 
 MIN_PYTHON = (3, 11)
@@ -120,12 +120,12 @@ def check_memory(host: Host, settings: Settings, held_bytes: int = 0) -> Check:
     return ok("memory", detail)
 
 
-def check_huge_pages(host: Host, settings: Settings, running: bool) -> Check:
-    """Check that there are enough 2 MiB pages where the settings ask for them."""
+def check_huge_pages(host: Host, settings: Settings, held_bytes: int = 0) -> Check:
+    """Check that there are enough 2 MiB pages where the settings ask for them, beside those that are held."""
     mode = settings.tiers.dram.hugepages
-    needed = wanted_memory_bytes(settings) // HUGE_PAGE_BYTES
+    needed = max(0, wanted_memory_bytes(settings) - held_bytes) // HUGE_PAGE_BYTES
     detail = f"{host.num_free_huge_pages} of {host.num_huge_pages} free, {needed} wanted ({mode})"
-    if mode == "off" or running or host.num_free_huge_pages >= needed:
+    if mode == "off" or host.num_free_huge_pages >= needed:
         return ok("huge pages", detail)
     total = host.num_huge_pages - host.num_free_huge_pages + needed
     fix = f"sysctl -w vm.nr_hugepages={total}, best at boot"
@@ -213,10 +213,11 @@ def check_clock(host: Host) -> Check:
     return ok("clock", host.clock_source or "not shown by the kernel")
 
 
-def held_memory_bytes(daemon: RunningDaemon, settings: Settings) -> int:
-    """Return the host memory that the tiers of a running daemon have, slot headers included."""
+def held_memory_bytes(facts: Facts, settings: Settings) -> int:
+    """Return the host memory, with slot headers, that a running daemon has or that one before left."""
     extent_bytes = settings.tiers.dram.extent_bytes
-    return daemon.memory_bytes // extent_bytes * extent_file_bytes(extent_bytes)
+    running_bytes = facts.daemon.memory_bytes // extent_bytes * extent_file_bytes(extent_bytes)
+    return running_bytes + facts.inherited_bytes
 
 
 def wanted_memory_bytes(settings: Settings) -> int:

@@ -187,6 +187,8 @@ class Facts:
     looked up; for tests.
     """
 
+    inherited_bytes = 0  # of host memory, which a daemon before this one left for the tiers
+
     def __init__(self, settings: Settings, daemon: RunningDaemon | None = None, **known: object) -> None:
         self.daemon = daemon or RunningDaemon("")
         self._settings = settings

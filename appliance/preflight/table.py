@@ -61,8 +61,8 @@ CHECKS = (
     CheckRow(Scope.DOCTOR, lambda facts, _: (check_python(facts.versions), check_grpc(facts.versions))),
     CheckRow(Scope.DOCTOR, lambda facts, _: [check_native(facts.native_absence)]),
     CheckRow(Scope.HOST, lambda facts, _: (check_kernel(facts.host), check_shared_memory(facts.host))),
-    CheckRow(Scope.HOST, lambda facts, s: [check_memory(facts.host, s, held_memory_bytes(facts.daemon, s))]),
-    CheckRow(Scope.HOST, lambda facts, s: [check_huge_pages(facts.host, s, facts.daemon.reachable)]),
+    CheckRow(Scope.HOST, lambda facts, s: [check_memory(facts.host, s, held_memory_bytes(facts, s))]),
+    CheckRow(Scope.HOST, lambda facts, s: [check_huge_pages(facts.host, s, held_memory_bytes(facts, s))]),
     CheckRow(Scope.HOST, lambda facts, s: (check_memlock(facts.host, s), check_numa(facts.host, s))),
     CheckRow(Scope.HOST, lambda facts, s: [check_descriptors(facts.host, s)]),
     CheckRow(Scope.HOST, check_libraries),
@@ -112,9 +112,11 @@ def sentence(checks: Sequence[Check]) -> str:
     return "\n".join(map(str, checks))
 
 
-def require(settings: Settings) -> list[Check]:
-    """Return the warnings about settings and host that a daemon starts with. Raises StartError."""
-    checks = examine(Facts(settings), settings, START)
+def require(settings: Settings, inherited_bytes: int = 0) -> list[Check]:
+    """Return the warnings about settings and host that a daemon starts with. Raises StartError.
+
+    `inherited_bytes`: host memory that a daemon before it left for its tiers."""
+    checks = examine(Facts(settings, inherited_bytes=inherited_bytes), settings, START)
     if problems := failed(checks):
         raise StartError(sentence(problems))
     return [check for check in checks if check.verdict is CheckVerdict.WARN]

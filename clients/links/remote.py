@@ -4,7 +4,8 @@ The client is opened by OpenClient and kept alive by a thread, because over gRPC
 owner died. Calls are started as futures and streams as iterators, so that sending and receiving are
 separate steps here too. Acquires, gets and puts may wait, and a connection carries only so many calls at a
 time: they have connections of their own, so that releases, lookups and the sign of life are never behind
-them, and as many as they need, so that none is behind others that wait.
+them. Puts have one, so that no more of them send at a time than the daemon has buffers for; acquires and
+gets, which may wait for blocks to come, have more where they fill one.
 """
 
 import itertools
@@ -39,7 +40,7 @@ from ..options import service_config
 from .tracing import trace_metadata
 
 STREAMS = ("Acquire", "Get")
-MAY_WAIT = (*STREAMS, "Put")
+MAX_CONNECTIONS = 4  # of a client's acquires and gets; behind so many calls further ones wait in the last
 _MAX_MESSAGE_BYTES = 16 << 20
 _MIN_PERIOD_S, _MAX_PERIOD_S = 0.05, 3600.0  # of keep-alives, whatever TTL the daemon names
 _abandoned: list[grpc.Channel] = []  # of the parent process; closing one here would wait for its threads
@@ -106,24 +107,25 @@ def keep_alive_period_s(client: pb.OpenClientResponse) -> float:
 
 
 class WaitingCalls:
-    """Calls that may wait, and their connections, each made when all others carry MAX_CALLS."""
+    """Acquires and gets, and their connections, each made when all others carry MAX_CALLS."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self.channels: list[Any] = []
         self._connect = connect
         self._stubs: list[tuple[KVCacheServiceStub, set[Any]]] = []  # and the calls that it has in progress
 
-    def begin(self, name: str, request: Any, *, is_future: bool, **options: Any) -> Any:
-        """Start a call, of a blocking channel's puts as a future. Raises InvalidRequest."""
+    def begin(self, name: str, request: Any, **options: Any) -> Any:
+        """Start a call. Raises InvalidRequest."""
         free = (one for one in self._stubs if len(one[1]) < MAX_CALLS)
         stub, in_progress = next(free, None) or self._connected()
-        start = getattr(stub, name)
-        call = (start.future if is_future else start)(request, **options)
+        call = getattr(stub, name)(request, **options)
         in_progress.add(call)
         call.add_done_callback(in_progress.discard)
         return call
 
     def _connected(self) -> tuple[KVCacheServiceStub, set[Any]]:
+        if len(self._stubs) == MAX_CONNECTIONS:
+            return self._stubs[-1]
         self.channels.append(self._connect())
         self._stubs.append((KVCacheServiceStub(self.channels[-1]), set()))
         return self._stubs[-1]
@@ -140,8 +142,8 @@ class GrpcLink:
         self._grace_s = settings.timeout.grace_s
         self._tickets = itertools.count(1)
         self._calls: dict[int, Any] = {}
-        self._channel = connect(settings)  # connects with its first call
-        self._stub = KVCacheServiceStub(self._channel)
+        self._channels = connect(settings), connect(settings)  # each connects with its first call
+        self._stub, self._put_stub = map(KVCacheServiceStub, self._channels)
         self._waiting = WaitingCalls(partial(connect, settings))
         self._stop = threading.Event()
         timeout_s = settings.timeout.connect_s
@@ -164,10 +166,10 @@ class GrpcLink:
         """Start a call; return its ticket."""
         ticket = next(self._tickets)
         options = {"timeout": timeout_s + self._grace_s, "metadata": trace_metadata()}
-        if call in MAY_WAIT:
-            begun = self._waiting.begin(call, request, is_future=call not in STREAMS, **options)
+        if call in STREAMS:
+            begun = self._waiting.begin(call, request, **options)
         else:
-            begun = getattr(self._stub, call).future(request, **options)
+            begun = getattr(self._put_stub if call == "Put" else self._stub, call).future(request, **options)
         self._calls[ticket] = call, begun
         return ticket
 
@@ -215,14 +217,14 @@ class GrpcLink:
                 self._stub.CloseClient(request, timeout=self._grace_s)
             except grpc.RpcError:
                 self._stop.set()  # it is gone; its TTL ends what we held
-        for channel in (self._channel, *self._waiting.channels):
+        for channel in (*self._channels, *self._waiting.channels):
             channel.close()
 
     def abandon(self) -> None:
         """Leave the channel to the parent process."""
         self.closed = True
         self._stop.set()
-        _abandoned.extend((self._channel, *self._waiting.channels))
+        _abandoned.extend((*self._channels, *self._waiting.channels))
 
     def _keep_alive(self, period_s: float) -> None:
         request = pb.KeepAliveRequest(client_id=self.attachment.client_id)

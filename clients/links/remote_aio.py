@@ -17,7 +17,6 @@ from ..errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailab
 from ..operations.base import ClientSettings
 from ..operations.effects import Answer, Attachment
 from .remote import (
-    MAY_WAIT,
     STREAMS,
     WaitingCalls,
     channel_options,
@@ -52,8 +51,9 @@ class AsyncGrpcLink:
         self._calls: dict[int, Any] = {}
         self._posts: set[asyncio.Future[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None
-        self._channel = connect(settings)
-        self._stub: Any = KVCacheServiceStub(self._channel)
+        self._channels = connect(settings), connect(settings)
+        self._stub: Any
+        self._stub, self._put_stub = map(KVCacheServiceStub, self._channels)
         self._waiting = WaitingCalls(partial(connect, settings))
 
     async def attach(self, settings: ClientSettings) -> None:
@@ -74,10 +74,10 @@ class AsyncGrpcLink:
         options = {"timeout": timeout_s + self._grace_s, "metadata": trace_metadata()}
         if call == "Put":
             request = _in_a_thread(request)
-        if call in MAY_WAIT:
-            begun = self._waiting.begin(call, request, is_future=False, **options)
+        if call in STREAMS:
+            begun = self._waiting.begin(call, request, **options)
         else:
-            begun = getattr(self._stub, call)(request, **options)
+            begun = getattr(self._put_stub if call == "Put" else self._stub, call)(request, **options)
         self._calls[ticket] = call, begun
         return ticket
 
@@ -134,7 +134,7 @@ class AsyncGrpcLink:
             request = pb.CloseClientRequest(client_id=self.attachment.client_id)
             with suppress(grpc.RpcError):  # it is gone; its TTL ends what we held
                 await self._stub.CloseClient(request, timeout=self._grace_s)
-        for channel in (self._channel, *self._waiting.channels):
+        for channel in (*self._channels, *self._waiting.channels):
             await channel.close()
 
     def abandon(self) -> None:

@@ -41,7 +41,7 @@ def commit_here() -> str:
 def run(claim: Claim) -> Claim:
     """Return the claim with one run more. Raises NotRun, and ValueError with the output's end when the
     command failed or a figure is not in what it printed."""
-    machine = describe({})
+    machine, commit = describe({}), commit_here()
     done = subprocess.run(arguments_of(claim.command), cwd=ROOT, capture_output=True, text=True)
     printed = done.stdout + done.stderr
     if done.returncode:
@@ -49,7 +49,7 @@ def run(claim: Claim) -> Claim:
     shown = {figure.name: figure.read(printed) for figure in claim.figures}
     rig = f"{machine['cpu'].partition(', last')[0]}, load {machine['load'].split()[0]}"
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    entry = Run(date, commit_here(), rig, shown)
+    entry = Run(date, commit, rig, shown)
     return replace(claim, runs=(*claim.runs, entry))
 
 

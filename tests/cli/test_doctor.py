@@ -72,7 +72,8 @@ def nvme(*overrides: str) -> Settings:
 
 def held_by_daemon() -> int:
     """Return what a daemon with 1 GiB of dram holds."""
-    return checks_host.held_memory_bytes(replace(DAEMON, memory_bytes=GIB), settings())
+    running = facts.Facts(settings(), replace(DAEMON, memory_bytes=GIB))
+    return checks_host.held_memory_bytes(running, settings())
 
 
 KEYS = facts.MasterKeyFile(Path("/etc/m.key"), "", False, ("aaaa", "bbbb"), {"aaaa": 2})
@@ -170,6 +171,18 @@ HOST_CASES = {
         OK,
         "",
     ),
+    "memory left by the daemon before": (
+        checks_host.check_memory(
+            replace(HOST, available_bytes=0),
+            settings(),
+            checks_host.held_memory_bytes(
+                facts.Facts(settings(), inherited_bytes=checks_host.wanted_memory_bytes(settings())),
+                settings(),
+            ),
+        ),
+        OK,
+        "",
+    ),
     "more than is there beside the daemon": (
         checks_host.check_memory(
             replace(POOR, available_bytes=GIB), settings("tiers.dram.capacity=1TiB"), held_by_daemon()
@@ -178,25 +191,23 @@ HOST_CASES = {
         "lower tiers.dram.capacity",
     ),
     "no huge pages, auto": (
-        checks_host.check_huge_pages(
-            replace(HOST, num_free_huge_pages=0, num_huge_pages=8), settings(), False
-        ),
+        checks_host.check_huge_pages(replace(HOST, num_free_huge_pages=0, num_huge_pages=8), settings()),
         WARN,
         "sysctl -w vm.nr_hugepages=536",  # 8 taken by others, 528 of ours
     ),
     "no huge pages, on": (
-        checks_host.check_huge_pages(replace(HOST, num_free_huge_pages=527), settings(ON), False),
+        checks_host.check_huge_pages(replace(HOST, num_free_huge_pages=527), settings(ON)),
         FAIL,
         "set tiers.dram.hugepages to auto",
     ),
     "just enough huge pages": (
-        checks_host.check_huge_pages(replace(HOST, num_free_huge_pages=528), settings(ON), False),
+        checks_host.check_huge_pages(replace(HOST, num_free_huge_pages=528), settings(ON)),
         OK,
         "",
     ),
     "no huge pages, off": (
         checks_host.check_huge_pages(
-            replace(HOST, num_free_huge_pages=0), settings("tiers.dram.hugepages=off"), False
+            replace(HOST, num_free_huge_pages=0), settings("tiers.dram.hugepages=off")
         ),
         OK,
         "",

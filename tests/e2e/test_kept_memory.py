@@ -268,3 +268,31 @@ sys.exit(one.run())
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 41, ended.stderr
     assert ended.stderr.count("cannot start a daemon (no process left)") == 3
+
+
+def test_memory_is_given_up_when_no_daemon_can_start_with_it(tmp_path: Path) -> None:
+    """It may be the reason: a machine is too small for what is kept and what a start takes beside it."""
+    program = f"""
+import mmap, os, sys
+from pathlib import Path
+from kvtier.appliance import supervisor
+
+codes, number = [75, 78, 78, 40], Path({str(tmp_path / "number")!r})
+
+def daemon(channel, parent):
+    at = int(number.read_text()) if number.exists() else 0
+    number.write_text(str(at + 1))
+    if at == 0:
+        channel.send(b"ready")
+        channel.recv(8)
+    return codes[at] + len(one.kept) * (codes[at] == 40)
+
+one = supervisor.Supervisor([])
+memory = os.memfd_create("kept")
+os.ftruncate(memory, 4096)
+one.kept["dram 0"] = memory, mmap.mmap(memory, 4096)
+one._become_daemon = daemon
+sys.exit(one.run())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 40, ended.stderr

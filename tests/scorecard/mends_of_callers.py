@@ -62,7 +62,7 @@ CALLERS = [
         "appliance/server/grpc_server.py",
         (
             ('    "grpc.server.max_pending_requests_hard_limit": 4096,\n', ""),
-            ('    "grpc.max_concurrent_streams": 32,\n', ""),
+            ('    "grpc.max_concurrent_streams": MAX_CALLS_OF_CONNECTION,\n', ""),
         ),
     ),
     Mend(

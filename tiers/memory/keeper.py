@@ -28,6 +28,11 @@ class Keeper:
     is_handing_over: bool = False  # this process ends to make room for a successor
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that was inherited and is not taken yet."""
+        return sum(len(mapping) for _, mapping in self.inherited.values())
+
     def take(self, name: str) -> tuple[int, mmap.mmap] | None:
         """Return memfd and writable mapping that were inherited as `name`, for the caller to close."""
         return self.inherited.pop(name, None)

@@ -128,9 +128,9 @@ class Resizing:
     def _move(self, tier: Tier, room: SlotPool) -> None:
         """Begin to move some fragments out of leaving extents."""
         queue = self._to_move[tier]
-        is_new = not queue
-        if is_new:
+        if not queue:
             queue.extend(self._inhabitants(tier, room.leaving))
+        num_noted = len(queue)
         moves: list[Move] = []
         moving_bytes = self._core.bytes_in_flight.get((tier, tier), 0)
         for _ in range(min(MAX_STEPS, len(queue))):
@@ -148,7 +148,9 @@ class Resizing:
             for move in moves:
                 self._residency.drop(move.fragment, tier)
             self.is_busy |= bool(queue) and moving_bytes < MAX_MOVING_BYTES
-        elif not queue and not is_new:  # all that was noted has been evicted; what came in later is not noted
+        elif (
+            len(queue) < num_noted
+        ):  # of what was noted some has been evicted; what came in later is not noted
             self.is_busy = True
 
     def _next_move(self, tier: Tier, room: SlotPool, queue: deque[tuple[int, int]]) -> Move | None:
