@@ -148,9 +148,7 @@ class Resizing:
             for move in moves:
                 self._residency.drop(move.fragment, tier)
             self.is_busy |= bool(queue) and moving_bytes < MAX_MOVING_BYTES
-        elif (
-            len(queue) < num_noted
-        ):  # of what was noted some has been evicted; what came in later is not noted
+        elif len(queue) < num_noted:  # some of what was noted has been evicted: look at what is behind it
             self.is_busy = True
 
     def _next_move(self, tier: Tier, room: SlotPool, queue: deque[tuple[int, int]]) -> Move | None:
