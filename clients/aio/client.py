@@ -256,9 +256,7 @@ class AsyncClient(AsyncDriver):
 
     async def staging(self, num_bytes: int) -> StagingBuffer:
         """Return memory from which a put copies nothing on this side. Raises Overloaded."""
-        await self.run(self.operations.info)
-        link = self._link
-        return StagingBuffer(num_bytes, link.attachment.staging if link else None)
+        return await self.run(partial(puts.staging, num_bytes))
 
     async def register_pages(
         self,

@@ -84,7 +84,8 @@ class AsyncLocalLink:
         )
         answer = await self.receive(self.send("Attach", request, settings.timeout.connect_s))
         self.attachment = await asyncio.to_thread(attachment_of, answer)
-        self.attachment.is_lost = lambda: self.closed
+        connection = self._socket  # not self: see link.py
+        self.attachment.is_lost = lambda: connection.fileno() < 0
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""

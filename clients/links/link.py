@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import time
+from functools import partial
 from typing import Any, Protocol
 
 from ...v1.diagnosis import explain_socket
@@ -88,12 +89,7 @@ class LocalLink:
         except BaseException:
             self.close()
             raise
-        self._hangup = select.poll()
-        self._hangup.register(self._socket, select.POLLRDHUP)
-        self.attachment.is_lost = self._is_lost
-
-    def _is_lost(self) -> bool:
-        return self.closed or bool(self._hangup.poll(0))
+        self.attachment.is_lost = partial(_has_ended, self._socket)
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""
@@ -175,6 +171,17 @@ class LocalLink:
         """Release leases that were granted to calls which had been given up."""
         if unwanted := self._protocol.unwanted():
             self._transmit(unwanted, self._grace_s)
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Return whether the daemon ended a connection; any thread may ask.
+
+    Of the socket: a link in a cycle with its attachment keeps memory mapped until Python collects cycles."""
+    if (descriptor := connection.fileno()) < 0:
+        return True
+    hangup = select.poll()  # one that two threads ask at once raises
+    hangup.register(descriptor, select.POLLRDHUP)
+    return bool(hangup.poll(0))
 
 
 def lost(problem: OSError) -> Unavailable:

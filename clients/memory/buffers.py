@@ -244,4 +244,6 @@ def _tensor_span(tensor: Any) -> Span:
         raise InvalidRequest(f"the tensor is on {tensor.device}; copy it to host memory with .cpu() first")
     if not tensor.is_contiguous():
         raise InvalidRequest("the tensor must be contiguous; use .contiguous()")
+    if tensor.is_neg() or tensor.is_conj():  # its memory holds other values than it has
+        raise InvalidRequest("the tensor is a negated or conjugated view; use .resolve_neg().resolve_conj()")
     return Span(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)

@@ -24,13 +24,13 @@ from ...v1.shm import HASH_BYTES
 from ...v1.types import PutOutcome
 from ..errors import InvalidRequest, KvtierError, Overloaded
 from ..memory.buffers import Blocks, blocks_of
-from ..memory.staging import StagingArea
+from ..memory.staging import StagingArea, StagingBuffer
 from ..values.keys import pack, parent_hash
 from ..values.namespace import Namespace
 from ..values.types import PutReport, Retention
 from .answers import outcomes_of
 from .base import Operations, milliseconds, only_answer
-from .effects import Attachment, Operation, Receive, Send, Work
+from .effects import Attach, Attachment, Operation, Receive, Send, Work
 
 MAX_IN_FLIGHT = 2
 
@@ -256,6 +256,18 @@ def settle_left_over(attachment: Attachment) -> Operation[None]:
             with suppress(KvtierError):  # that put was given up; only its memory matters
                 yield Receive(ticket)
         attachment.staging.give(offset)
+
+
+def staging(num_bytes: int) -> Operation[StagingBuffer]:
+    """Return memory of the staging extent, ordinary memory where there is none. Raises Overloaded."""
+    attachment: Attachment = yield Attach()
+    try:
+        return StagingBuffer(num_bytes, attachment.staging)
+    except Overloaded:
+        if not attachment.unsettled:
+            raise
+    yield from settle_left_over(attachment)
+    return StagingBuffer(num_bytes, attachment.staging)
 
 
 def _stream(

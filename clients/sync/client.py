@@ -257,9 +257,7 @@ class Client(Driver):
 
     def staging(self, num_bytes: int) -> StagingBuffer:
         """Return memory from which a put copies nothing on this side. Raises Overloaded."""
-        self.run(self.operations.info)
-        link = self._link
-        return StagingBuffer(num_bytes, link.attachment.staging if link else None)
+        return self.run(partial(puts.staging, num_bytes))
 
     def register_pages(
         self,

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,20 @@ def test_a_table_is_of_one_domain(tmp_path: Path) -> None:
         assert table.speed(spaces[0], spaces[0].id) is None
         assert table.speed(spaces[1], spaces[1].id) is not None
         assert not any(table._table)
+
+
+def test_threads_look_up_at_once_with_one_client(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    with DaemonThread(settings), Client(settings.listen[0]) as client:
+        namespace = client.register(identity("shared by threads"))
+        names = chain(1, 4)
+        client.put(namespace, names, bytes(4 * GEOMETRY.block_bytes))
+
+        def look_up(_: int) -> set[int]:
+            return {client.lookup(namespace, names).num_blocks for _ in range(2_000)}
+
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(look_up, range(4))) == [{4}] * 4
 
 
 def test_the_table_of_a_daemon_that_died_is_not_believed(tmp_path: Path) -> None:

@@ -30,6 +30,11 @@ class PinEntry:
     block_bytes: int
     domain: str  # isolation domain of the blocks
 
+    @property
+    def is_done(self) -> bool:
+        """True: a pin is answered at once."""
+        return True
+
 
 class Pins:
     """All pins, bounded in blocks and, per tier, in bytes. Of both each tenant has a share.
@@ -118,6 +123,10 @@ class Pins:
         for share in (self._bytes[pin.floor], self._all_bytes):
             share.add(tenant, num_changed * pin.block_bytes)
         self._blocks.add(tenant, number * max(1, len(pin.blocks)))
+
+    def is_alive(self, pin: PinEntry) -> bool:
+        """Return whether a pin has neither ended nor been ended."""
+        return self._pins.get(pin.id) is pin
 
     def domain_of(self, pin_id: int) -> str | None:
         """Return the isolation domain of what a pin keeps, None when it is unknown."""

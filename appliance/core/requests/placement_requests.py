@@ -9,7 +9,7 @@ from ..promotion.loads import Loads
 from ..promotion.prefetch import Prefetches
 from ..results import PinResult, PrefetchResult
 from .acquire_job import stored_prefix
-from .pins import Pins
+from .pins import PinEntry, Pins
 from .request_registry import RequestRegistry
 
 
@@ -67,6 +67,9 @@ class PlacementRequests:
         if checked is None:
             return None
         namespace = checked[1]
+        earlier = requests.earlier(event.client, event.request_id)
+        if isinstance(earlier, PinEntry) and self._pins.is_alive(earlier):
+            return requests.reply(event.call, PinResult(earlier.id, len(earlier.blocks)))
         if event.ttl_s > self._core.options.pin_ttl_max_s:
             message = f"ask for at most {self._core.options.pin_ttl_max_s:g} s"
             return requests.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
@@ -82,6 +85,7 @@ class PlacementRequests:
         if objection := self._pins.objection(rows, event.floor, tenant_of(domain)):
             return requests.refuse(event.call, "TIER_FULL", objection, 1.0)
         pin = self._pins.pin(rows, event.floor, event.ttl_s, domain)
+        requests.remember(event.client, event.request_id, pin)
         at_floor = self._core.ladder.tiers[: event.floor + 1]
         for row in rows:
             if not any(catalog.num_resident[tier][row] == namespace.num_groups for tier in at_floor):

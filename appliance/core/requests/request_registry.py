@@ -27,7 +27,9 @@ MAX_COMMON_ID = 1 << 24  # ids of namespaces that are drawn stand above it
 class RememberedJob(Protocol):
     """A request that a retry with the same id finds again."""
 
-    is_done: bool
+    @property
+    def is_done(self) -> bool:
+        """Whether it was answered."""
 
 
 class RequestRegistry:

@@ -18,7 +18,6 @@ from kvtier.clients import (
     Client,
     Geometry,
     Limits,
-    Namespace,
     NamespaceIdentity,
     Overloaded,
     PutOutcome,
@@ -447,37 +446,3 @@ def test_async_calls_overlap_on_one_connection(server: ScriptedServer, tmp_path:
 
     assert sorted(asyncio.run(run())) == [0, 1, 2]
     assert len(server.connections) == 1
-
-
-def test_cancelled_put_keeps_its_staging_until_answered(server: ScriptedServer, tmp_path: Path) -> None:
-    """The daemon may read the staging extent until it has answered, whoever still waits for it."""
-    waiting: list[tuple[Connection, Frame]] = []
-    arrived = threading.Event()
-
-    def commit(connection: Connection, frame: Frame) -> None:
-        waiting.append((connection, frame))
-        arrived.set()
-
-    server.handlers[Method.COMMIT] = commit
-
-    async def run() -> None:
-        async with AsyncClient(f"unix://{tmp_path}/kvtier.sock") as client:
-            namespace: Namespace = await client.register(IDENTITY)
-            put = asyncio.create_task(client.put(namespace, NAMES[:1], bytes(BLOCK)))
-            await asyncio.to_thread(arrived.wait, WAIT_S)
-            put.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await put
-            with pytest.raises(Overloaded):
-                await client.staging(server.staging_bytes)
-            server.handlers[Method.COMMIT] = committed
-            committed(*waiting[0])
-            blocks = server.staging_bytes // BLOCK
-            names = [hashlib.sha256(bytes([i, 1])).digest() for i in range(blocks)]
-            limits_fit = await client.put(namespace, names, np.zeros(blocks * BLOCK, np.uint8))
-            assert limits_fit.complete
-            await client.put(namespace, NAMES[:1], bytes(BLOCK))
-            link: Any = client._link
-            assert link.attachment.staging.check_integrity() == []
-
-    asyncio.run(run())

@@ -168,15 +168,22 @@ class Tensor:
     class device:  # noqa: N801
         type = "cpu"
 
-    def __init__(self, num_bytes: int, contiguous: bool = True) -> None:
+    def __init__(self, num_bytes: int, contiguous: bool = True, lazy: str = "") -> None:
         self.memory = ctypes.create_string_buffer(num_bytes)
         self._contiguous = contiguous
+        self._lazy = lazy
 
     def data_ptr(self) -> int:
         return ctypes.addressof(self.memory)
 
     def is_contiguous(self) -> bool:
         return self._contiguous
+
+    def is_neg(self) -> bool:
+        return self._lazy == "negated"
+
+    def is_conj(self) -> bool:
+        return self._lazy == "conjugated"
 
     def numel(self) -> int:
         return len(self.memory) // 2
@@ -203,6 +210,8 @@ def test_unusable_memory_is_refused_with_the_fix() -> None:
         (bytes(8), "read-only"),
         (object(), "no buffer"),
         (Tensor(8, contiguous=False), "contiguous"),
+        (Tensor(8, lazy="negated"), "resolve_neg"),
+        (Tensor(8, lazy="conjugated"), "resolve_conj"),
     ):
         with pytest.raises(InvalidRequest, match=message):
             target_span(buffer)

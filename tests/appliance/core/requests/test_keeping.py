@@ -55,6 +55,26 @@ def test_a_pinned_block_stays_at_its_floor_until_the_pin_ends() -> None:
     assert rig.where(chain[0]) == set()
 
 
+def test_a_pin_asked_for_again_is_the_same_pin_until_it_ends() -> None:
+    rig = Rig()
+    chain = rig.put_new("a", 1)
+
+    def pin() -> int:
+        call = rig.call()
+        rig.do(ev.PinRequested(call, CLIENT, "the one", rig.namespace_id, chain, Tier.DRAM, 10.0))
+        pin_id: int = rig.answer(call).pin_id
+        return pin_id
+
+    first = pin()
+    assert pin() == first
+    assert len(rig.planner.pins) == 1
+    rig.do(ev.UnpinRequested(first))
+    evict_all(rig)
+    assert rig.where(chain[0]) == set()
+    rig.put(chain)
+    assert pin() != first
+
+
 def test_a_pin_to_nvme_lets_dram_go_once_the_block_is_below() -> None:
     rig = Rig(dram_blocks=1)
     chain = rig.put_new("a", 1)
