@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..tiers.block import Tier
-from .backends import PlannerPort, TierBackends
+from .backends import TierBackends
 from .core.events import (
     AcquireAbandoned,
     AcquireRequested,
@@ -47,6 +47,7 @@ from .core.instructions import (
     SealSegment,
     StoreNamespace,
 )
+from .core.planner import Planner
 from .core.results import AcquireResult, Refusal, Result
 from .event_log import EventLog
 from .replies import Replies
@@ -71,7 +72,7 @@ class Appliance:
 
     def __init__(
         self,
-        planner: PlannerPort,
+        planner: Planner,
         backends: TierBackends,
         events: EventLog,
         clock: Callable[[], float] | None = None,

@@ -24,7 +24,6 @@ from ..tiers.copiers import make_pool
 from ..v1.shm import extent_of, slot_of
 from .appliance import Appliance
 from .core.events import FragmentsDamaged
-from .core.planner import Planner
 from .core.results import DamagedBlock, DamageResult
 
 log = logging.getLogger(__name__)
@@ -74,18 +73,9 @@ class TierScrubs:
 class Scrubber:
     """Reads tiers with a verifier in the background, and on demand."""
 
-    def __init__(
-        self,
-        appliance: Appliance,
-        planner: Planner,
-        verifiers: Mapping[Tier, Verifier],
-        *,
-        share: float = SHARE,
-        min_pass_s: float = MIN_PASS_S,
-    ) -> None:
-        self._appliance, self._planner = appliance, planner
+    def __init__(self, appliance: Appliance, verifiers: Mapping[Tier, Verifier]) -> None:
+        self._appliance = appliance
         self._verifiers = verifiers
-        self._share, self._min_pass_s = share, min_pass_s
         self._pool = make_pool(1, "kvtier-scrub", in_background=True)
         self._tasks: list[asyncio.Task[None]] = []
         self.tiers = {tier: TierScrubs(tier) for tier in verifiers}
@@ -109,11 +99,11 @@ class Scrubber:
     async def _scrub(self, tier: Tier) -> None:
         scrubs = self.tiers[tier]
         while True:
-            async for one in self._read(tier, self._share):
+            async for one in self._read(tier, SHARE):
                 scrubs.now = one
             scrubs.now = None
             assert one.ended_at is not None
-            await asyncio.sleep(max(PAUSE_S, self._min_pass_s - (one.ended_at - one.began_at)))
+            await asyncio.sleep(max(PAUSE_S, MIN_PASS_S - (one.ended_at - one.began_at)))
 
     async def _read(self, tier: Tier, share: float) -> AsyncGenerator[ScrubPass, None]:
         verifier, loop, clock = self._verifiers[tier], asyncio.get_running_loop(), self._appliance.clock
@@ -174,7 +164,7 @@ class Scrubber:
 
     def _missing(self, tier: Tier, number: int, whole: Sequence[int]) -> dict[int, Cause]:
         """Return what the planner has in a segment with a damaged footer and verification did not find."""
-        places = self._planner.damage.places_in(tier, number)
+        places = self._appliance.planner.damage.places_in(tier, number)
         return dict.fromkeys(set(places) - set(whole), Cause.WRONG_IDENTITY)
 
     def _name(self, one: ScrubPass, words: str) -> None:

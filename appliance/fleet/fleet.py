@@ -19,7 +19,6 @@ from ...tiers.memory.engine import ExtentEngine
 from ...v1.addresses import socket_path
 from ..appliance import Appliance
 from ..config import Settings
-from ..core.planner import Planner
 from ..errors import StartError
 from .awaits import Awaits
 from .data_listener import DataListener
@@ -52,7 +51,6 @@ class Fleet:
         self,
         settings: Settings,
         appliance: Appliance,
-        planner: Planner,
         engines: Mapping[Tier, ExtentEngine],
         epoch: int,
     ) -> None:
@@ -60,8 +58,8 @@ class Fleet:
         self._appliance = appliance
         peers, tls = settings.peers, settings.access.tls
         self._tls = FleetTls(tls, peers.certificate_name) if tls is not None else None
-        self._namespaces = planner.catalog.namespaces
-        self._tier_of = planner.catalog.tier_of
+        self._namespaces = appliance.planner.catalog.namespaces
+        self._tier_of = appliance.planner.catalog.tier_of
         self._epoch = epoch
         self.meeting = self._open_meeting() if peers.directory.url else None
         self.index = self._open_index() if peers.directory.index else None

@@ -129,7 +129,7 @@ class HotTier:
 
     def spill_route(self, store: ColdStore, threads: ThreadPoolExecutor) -> Route:
         """Return the way from hbm straight to the cold store."""
-        return Route(HostCopier(self.engine, store, threads, num_tasks=1), batch_bytes=MAX_BATCH_BYTES)
+        return Route(HostCopier(self.engine, store, threads), batch_bytes=MAX_BATCH_BYTES)
 
     def cold_route(self, store: ColdStore, readers: ThreadPoolExecutor) -> Route | None:
         """Return the way from the cold store straight into hbm.

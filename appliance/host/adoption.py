@@ -20,7 +20,6 @@ from ...tiers.memory.engine import ExtentEngine
 from ...v1.shm import place_of
 from ..appliance import Appliance
 from ..core.events import ExtentFound, FoundVerified, ViewsEnded
-from ..core.planner import Planner
 from .assembly import Assembly
 
 log = logging.getLogger(__name__)
@@ -36,9 +35,9 @@ Fragments = list[tuple[int, FragmentLabel]]  # (place, label)
 class Adoption:
     """Verifies what `assembly` inherited, and hands it to the planner. `run` does all of it, once."""
 
-    def __init__(self, appliance: Appliance, planner: Planner, assembly: Assembly) -> None:
+    def __init__(self, appliance: Appliance, assembly: Assembly) -> None:
         self._appliance = appliance
-        self._found = planner.found_memory
+        self._found = appliance.planner.found_memory
         self._assembly = assembly
         self._engines = {
             tier: engine for tier, engine in assembly.engines.items() if isinstance(engine, ExtentEngine)

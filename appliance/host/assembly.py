@@ -98,7 +98,7 @@ class Assembly:
 
     def staging_routes(self, staging: Viewable) -> Mapping[Tier, Route]:
         """Return the ways out of a client's staging extent."""
-        copier = HostCopier(staging, self.dram, self.memory_threads, num_tasks=1)
+        copier = HostCopier(staging, self.dram, self.memory_threads)
         return {self.ladder.put_tier: Route(copier, copier.run)}
 
     def prefault(self) -> None:
@@ -252,7 +252,7 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
     for source in memories:
         for target in memories:
             edge = Edge(source.tier, target.tier)  # inside one tier, too: when it shrinks
-            routes[edge] = Route(HostCopier(source, target, assembly.memory_threads, num_tasks=1))
+            routes[edge] = Route(HostCopier(source, target, assembly.memory_threads))
             bounds[edge] = num_memory_threads
     hot, store = assembly.hot, assembly.store
     if hot is not None:
@@ -267,9 +267,9 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
     assembly.pools += [reading, writing, forwarding]
     for memory in memories:
         load, spill = Edge(log_tier, memory.tier), Edge(memory.tier, log_tier)
-        routes[load] = Route(HostCopier(store, memory, reading, num_tasks=1))
+        routes[load] = Route(HostCopier(store, memory, reading))
         # What is spilled comes in many copies, each as large as a write should be.
-        routes[spill] = Route(HostCopier(memory, store, writing, num_tasks=1), batch_bytes=MAX_BATCH_BYTES)
+        routes[spill] = Route(HostCopier(memory, store, writing), batch_bytes=MAX_BATCH_BYTES)
         bounds[load] = bounds[spill] = num_store_threads
     if hot is not None:
         spill = Edge(device_tier, log_tier)

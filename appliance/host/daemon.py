@@ -20,6 +20,8 @@ from ...tiers.block import Tier
 from ...tiers.gpu.device.contract import Device
 from ...tiers.memory.keeper import Keeper
 from ...v1.addresses import socket_path
+from ..admin.admin_service import AdminService, DrainResult
+from ..admin.verify_service import VerifyService
 from ..config import Loaded, Settings, bandwidth_shares_of
 from ..core.events import ColdEdgeOpened, DrainStarted
 from ..detached import detached
@@ -35,13 +37,11 @@ from ..security.callers import CallRates
 from ..security.client_registry import ClientRegistry
 from ..security.principals import Authenticator
 from ..server.access_log import MAX_WAITING_ACCESSES, AccessLog
-from ..server.admin_service import AdminService, DrainResult
 from ..server.cache_service import CacheService, ServerFacts
 from ..server.grpc_server import EventsService, GrpcServer
 from ..server.listeners import Listeners
 from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, PutBuffers
-from ..server.verify_service import VerifyService
 from .adoption import Adoption
 from .assembly import Assembly, begin
 from .policy_watch import watch
@@ -95,21 +95,21 @@ class Daemon:
             assembly.book.present = self.planner.identities
             for number, identity in self.planner.identities().items():
                 assembly.book.note(number, identity)
-        self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
+        self.reload = Reload(loaded, self.appliance, assembly.prefault)
         self.reload.parts.append(self._adopt)
         self.reload.profiles = assembly.profiles
-        source, self.fleet = build_sources(settings, self.appliance, self.planner, assembly, epoch)
+        source, self.fleet = build_sources(settings, self.appliance, assembly, epoch)
         self.source = source
         self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly, source)
-        self.codec_selection = build_codec_selection(settings, self.appliance, self.planner, assembly, source)
-        self.scrubber = build_scrubber(self.appliance, self.planner, assembly)
+        self.codec_selection = build_codec_selection(settings, self.appliance, assembly, source)
+        self.scrubber = build_scrubber(self.appliance, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
         self._drain_began: tuple[int, int] | None = None  # leases then, blocks ever stored in the cold store
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []
-        self.adoption = Adoption(self.appliance, self.planner, assembly)
+        self.adoption = Adoption(self.appliance, assembly)
         self.service.verify_found = self.adoption.verify
         self._adopting: asyncio.Task[None] | None = None
         self._selecting_codecs: asyncio.Task[None] | None = None
@@ -125,7 +125,6 @@ class Daemon:
         path, extent_bytes = local_path(settings), settings.tiers.dram.extent_bytes
         self.service = CacheService(
             self.appliance,
-            self.planner,
             self.clients,
             settings.planner_options(),
             ServerFacts(epoch, extent_bytes, str(path or "")),
@@ -173,7 +172,6 @@ class Daemon:
             self.service,
             self.drain,
             self.restart,
-            self.counters,
             self.observability,
             self.reload,
             lambda: self.codec_selection.speeds if self.codec_selection else {},

@@ -24,7 +24,7 @@ from ..observability.logs import configure
 from .assembly import begin
 
 if TYPE_CHECKING:
-    from ..server.admin_service import DrainResult
+    from ..admin.admin_service import DrainResult
     from ..server.ports import AppliedPolicy
     from .daemon import Daemon
 

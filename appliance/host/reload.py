@@ -33,7 +33,6 @@ from ..config import (
     note_of_empty,
 )
 from ..core.events import PolicyChanged
-from ..core.planner import Planner
 from ..detached import detached
 from ..errors import ApplianceError, StartError, error
 from ..preflight.checks_host import check_memory
@@ -57,13 +56,7 @@ class Reload:
     memory of new extents; it blocks.
     """
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        appliance: Appliance,
-        planner: Planner,
-        prefault: Callable[[], None],
-    ) -> None:
+    def __init__(self, loaded: Loaded, appliance: Appliance, prefault: Callable[[], None]) -> None:
         self.origin = loaded.origin or Origin()
         self.loaded = loaded  # in force
         self.parts: list[Callable[[Settings], None]] = []
@@ -71,8 +64,8 @@ class Reload:
         self.profiles: Profiles = {}  # of the policy in force, for `parts`
         self.status = ReloadStatus(applied_at=appliance.clock())
         self._appliance = appliance
-        self._planner = planner
-        self._log_tier = planner.core.ladder.log_tier
+        self._planner = appliance.planner
+        self._log_tier = self._planner.core.ladder.log_tier
         self._prefault = prefault
         self._prefaulting: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()

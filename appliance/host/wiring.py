@@ -61,13 +61,11 @@ def build_appliance(settings: Settings, planner: Planner, assembly: Assembly, ev
     return Appliance(planner, assembly.backends, events, shares=shares)
 
 
-def build_scrubber(appliance: Appliance, planner: Planner, assembly: Assembly) -> Scrubber:
+def build_scrubber(appliance: Appliance, assembly: Assembly) -> Scrubber:
     """Return what verifies the tiers of the host in the background; a device's memory is not read."""
     engines = assembly.engines.items()
     is_read = (ExtentEngine, ColdStore)
-    return Scrubber(
-        appliance, planner, {tier: one.verifier for tier, one in engines if isinstance(one, is_read)}
-    )
+    return Scrubber(appliance, {tier: one.verifier for tier, one in engines if isinstance(one, is_read)})
 
 
 def build_rotation(
@@ -80,20 +78,17 @@ def build_rotation(
 
 
 def build_codec_selection(
-    settings: Settings,
-    appliance: Appliance,
-    planner: Planner,
-    assembly: Assembly,
-    source: ObjectEdge | None,
+    settings: Settings, appliance: Appliance, assembly: Assembly, source: ObjectEdge | None
 ) -> CodecSelection | None:
     """Return what measures and chooses codecs of the cold store; None without one."""
     if assembly.store is None:
         return None
+    namespaces = appliance.planner.catalog.namespaces
     selection = CodecSelection(
         settings.compression,
         appliance,
         assembly.store.codecs,
-        lambda: {namespace.identity.geometry.dtype for namespace in planner.catalog.namespaces.values()},
+        lambda: {namespace.identity.geometry.dtype for namespace in namespaces.values()},
         appliance.mover.statistics,
         min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),
     )
@@ -103,11 +98,11 @@ def build_codec_selection(
 
 
 def build_sources(
-    settings: Settings, appliance: Appliance, planner: Planner, assembly: Assembly, epoch: int
+    settings: Settings, appliance: Appliance, assembly: Assembly, epoch: int
 ) -> tuple[ObjectEdge | None, Fleet | None]:
     """Return what asks the object store, and what asks other hosts; None where there is none."""
     memories = {tier: one for tier, one in assembly.engines.items() if isinstance(one, ExtentEngine)}
-    fleet = Fleet(settings, appliance, planner, memories, epoch) if settings.peers.is_on else None
+    fleet = Fleet(settings, appliance, memories, epoch) if settings.peers.is_on else None
     url, store = settings.object.url, None
     if url:
         opened = partial(open_store, url, limits=LIMITS)

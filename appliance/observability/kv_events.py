@@ -56,26 +56,23 @@ REPLAY_BYTES_PER_S = 64 << 20  # a listener that fails at every batch asks after
 SEND_TIMEOUT_S = 10.0  # of a replay to a listener that does not read
 HIGH_WATER_MARK = 100_000
 END = (-1).to_bytes(8, "big", signed=True)
+TOPIC = b""  # all subscriptions begin with it
 CLEARED = {"type": "AllBlocksCleared"}
 
 
 class KvEvents:
     """Publishes from `start` to `stop`. Owned by the event loop."""
 
-    def __init__(
-        self, catalog: Catalog, endpoint: str, topic: str = "", clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, catalog: Catalog, endpoint: str) -> None:
         self._catalog = catalog
         self._mediums = [MEDIUM[spec.kind] for spec in catalog.ladder.specs]
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint_of(endpoint)
-        self._topic = topic.encode()
-        self._clock = clock
         self._context = zmq.asyncio.Context()
         self._pub: Any = None
         self._replay: Any = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._number = int(clock() * 1e6)  # of the next batch
+        self._number = int(time.time() * 1e6)  # of the next batch
         self._gathered: list[dict[str, Any]] = []
         self._is_due = False
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=MAX_BATCHES)
@@ -128,10 +125,10 @@ class KvEvents:
         events, self._gathered = self._gathered, []
         if self._pub is None:
             return
-        number, payload = self._number, encode(self._clock(), events)
+        number, payload = self._number, encode(time.time(), events)
         self._number += 1
         self._remember(number, payload)
-        self._pub.send_multipart((self._topic, number.to_bytes(8, "big"), payload), zmq.NOBLOCK)
+        self._pub.send_multipart((TOPIC, number.to_bytes(8, "big"), payload), zmq.NOBLOCK)
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -210,7 +207,7 @@ class KvEvents:
             num_bytes = 0
             try:
                 for number, payload in self._replayed(first):
-                    await self._send(client, self._topic, number.to_bytes(8, "big"), payload)
+                    await self._send(client, TOPIC, number.to_bytes(8, "big"), payload)
                     await asyncio.sleep(0)
                     num_bytes += len(payload)
                 await self._send(client, b"", END, b"")
@@ -238,9 +235,9 @@ class KvEvents:
         num_rows, newest = len(self._catalog.prefix_hash), self._number - 1
         slice_rows = max(SLICE_ROWS, -(-num_rows // max(newest - first, 1)))
         slices = [range(start, start + slice_rows) for start in range(0, num_rows, slice_rows)]
-        yield newest - len(slices), encode(self._clock(), [CLEARED])
+        yield newest - len(slices), encode(time.time(), [CLEARED])
         for number, rows in enumerate(slices, newest - len(slices) + 1):
-            yield number, encode(self._clock(), list(self._held(rows)))
+            yield number, encode(time.time(), list(self._held(rows)))
 
     def _held(self, rows: range) -> Iterator[dict[str, Any]]:
         """Yield BlockStored for what rows of the catalog hold, by namespace and medium."""

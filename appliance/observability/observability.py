@@ -7,21 +7,19 @@ loaded and nothing is paid.
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config import Observe
 from ..errors import StartError
-from ..scrubber import TierScrubs
 from ..security.principals import Authenticator
 from .daemon_view import DaemonView
 from .http_access import CHALLENGE, NAME_READERS, HttpAccess
 from .http_server import HttpServer
 from .rank_path import PATH as RANK_PATH
 from .rank_path import RankPath
-from .snapshot import Snapshots, asked
+from .snapshot import Snapshots
 from .web import paths
-from .why import Explainer, Explanation
+from .why import Explainer
 
 if TYPE_CHECKING:
     from .kv_events import KvEvents
@@ -126,33 +124,3 @@ class Observability:
         was_for_anyone, self._is_for_anyone = self._is_for_anyone, self.readers.is_anyone
         if self.http is not None and was_for_anyone and not self._is_for_anyone:
             self.http.close_connections()
-
-    def asked_by(self, session_id: str) -> dict[str, Any]:
-        """Return what a session asked for, found, stored and saved."""
-        return asked(self.view.telemetry.of(session_id))
-
-    def status(self) -> dict[str, Any]:
-        """Return fields of GetStatusResponse: writes, source, hosts, directory; None if not there."""
-        view = self.view
-        return {
-            "writes": view.writes(),
-            "source": view.source_status(),
-            "hosts": view.hosts(),
-            "directory": view.directory_status(),
-        }
-
-    def scrubs(self) -> Iterable[TierScrubs]:
-        """Return what the background verification of each tier did."""
-        return self.view.scrubs.values()
-
-    def explain_block(self, namespace_id: int, prefix: bytes) -> Explanation | None:
-        """Return what is remembered of a block named by its hash or a unique beginning; None: nothing is."""
-        return self.why.block(namespace_id, prefix)
-
-    def explain_session(self, session_id: str) -> Explanation | None:
-        """Return what became of the chain that a session used last; None: it is not known."""
-        return self.why.session(session_id)
-
-    def snapshot(self, num_samples: int) -> dict[str, Any]:
-        """Return the state of the appliance, names included: for administrators."""
-        return self.snapshots.take(num_samples, with_names=True)

@@ -27,7 +27,6 @@ from ..compression.profiles import Profiles, check_profile
 from ..config import CompressionSettings
 from ..core import events
 from ..core.options import PlannerOptions
-from ..core.planner import Planner
 from ..core.results import (
     AcquireResult,
     KeepAliveResult,
@@ -69,19 +68,18 @@ class CacheService:
     def __init__(
         self,
         appliance: Appliance,
-        planner: Planner,
         clients: ClientRegistry,
         options: PlannerOptions,
         facts: ServerFacts,
         remote_routes: Mapping[Tier, Route],
     ) -> None:
         self.appliance = appliance
-        self.planner = planner
+        self.planner = appliance.planner
         self.clients = clients
         self.options = options
         self.facts = facts
-        self.tiers = WireTiers(planner.core.ladder.infos)
-        self.residences = Residences(appliance, planner, facts.epoch, self.tiers)
+        self.tiers = WireTiers(self.planner.core.ladder.infos)
+        self.residences = Residences(appliance, facts.epoch, self.tiers)
         self._remote_routes = remote_routes  # from the buffers of streamed puts
         self.call_latencies = CallLatencies()
         self.profiles: Profiles = {}  # that a namespace may name

@@ -1,6 +1,6 @@
 """The gRPC transport: every method of every service, found by its name, in one loop.
 
-Handlers (cache_service.py, intent_service.py, streams.py, admin_service.py) know nothing of gRPC; they are
+Handlers (cache_service.py, intent_service.py, streams.py; ../admin) know nothing of gRPC; they are
 bound to the service descriptors here, and the caller's identity (listeners.py) is checked against the right
 that the call needs (rights.py).
 A method of the .proto without a handler fails at start, not at the first call. Generated servicer

@@ -1,17 +1,14 @@
 """What the services need of parts that stand above `server`: protocols, and the values they return.
 
-Implemented in `host` (reload), `observability` and the direct path, which import `server`; `host` wires them
-together.
+Implemented in `host` (reload) and the direct path, which import `server`; `host` wires them together.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ...v1 import admin_pb2 as pb
 from ...v1 import direct_pb2
 from ..config import Change, Loaded, Origin
-from ..scrubber import TierScrubs
 from ..security.callers import Caller
 from ..security.key_rotation import KeyRotation
 
@@ -47,42 +44,6 @@ class ReloadPort(Protocol):
         self, text: str | None = None, name: str = "", *, is_dry_run: bool = False, generation: int = 0
     ) -> AppliedPolicy:
         """Replace the policy, or with `is_dry_run` only return the changes. Raises ApplianceError."""
-        ...
-
-
-class ExplanationPort(Protocol):
-    """Where blocks are, and why they left their tiers."""
-
-    def message(self, started_at: float, now: float) -> pb.ExplainResponse:
-        """Return the wire message; times count from the start of the daemon."""
-        ...
-
-
-class ObservabilityPort(Protocol):
-    """What is known about the daemon. Implemented by `observability.observability.Observability`."""
-
-    def status(self) -> dict[str, Any]:
-        """Return fields of GetStatusResponse: writes, source, hosts, directory; None if not there."""
-        ...
-
-    def scrubs(self) -> Iterable[TierScrubs]:
-        """Return what the background verification of each tier did."""
-        ...
-
-    def asked_by(self, session_id: str) -> dict[str, Any]:
-        """Return what a session asked for, found, stored and saved."""
-        ...
-
-    def explain_block(self, namespace_id: int, prefix: bytes) -> ExplanationPort | None:
-        """Return what is remembered of a block; None when nothing is."""
-        ...
-
-    def explain_session(self, session_id: str) -> ExplanationPort | None:
-        """Return what became of the chain that a session used last; None for an unknown session."""
-        ...
-
-    def snapshot(self, num_samples: int) -> dict[str, Any]:
-        """Return the state of the appliance, names included."""
         ...
 
 

@@ -16,11 +16,8 @@ TIMEOUT_S = 5.0  # a probe that takes longer got lost; by then the queue is know
 class QueueProbe:
     """Sends one probe at a time to `address`, a socket of `server` itself, and tells `admission` of it."""
 
-    def __init__(
-        self, server: "grpc.aio.Server", admission: Admission, clock_ns: Callable[[], int] = monotonic_ns
-    ) -> None:
+    def __init__(self, server: "grpc.aio.Server", admission: Admission) -> None:
         self._admission = admission
-        self._clock_ns = clock_ns
         self._channel: grpc.aio.Channel | None = None
         self._call: Callable[..., Any] | None = None
         self._under_way: asyncio.Task[None] | None = None
@@ -44,7 +41,7 @@ class QueueProbe:
     def send_if_due(self) -> None:
         """Send a probe when calls came since the last one."""
         is_free = self._under_way is None or self._under_way.done()
-        if self._call is not None and is_free and self._admission.begin_probe(self._clock_ns()):
+        if self._call is not None and is_free and self._admission.begin_probe(monotonic_ns()):
             self._under_way = asyncio.get_running_loop().create_task(self._send())
 
     async def _send(self) -> None:
@@ -54,9 +51,9 @@ class QueueProbe:
             try:
                 await self._call(b"", timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError:
-                self._admission.end_probe(self._clock_ns(), has_arrived=False)
-            is_due = self._admission.begin_probe(self._clock_ns())
+                self._admission.end_probe(monotonic_ns(), has_arrived=False)
+            is_due = self._admission.begin_probe(monotonic_ns())
 
     async def _arrived(self, requests: Any, context: Any) -> bytes:
-        self._admission.end_probe(self._clock_ns())
+        self._admission.end_probe(monotonic_ns())
         return b""

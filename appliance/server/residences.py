@@ -24,7 +24,6 @@ from ...v1.residence import ASK, NOWHERE, RESIDENCE_EXTENT, RETIRED, SOURCES
 from ..appliance import Appliance
 from ..core.catalog.catalog import NO_ROW, NamespaceEntry
 from ..core.catalog.table import NUM_PARTS
-from ..core.planner import Planner
 from ..errors import error
 
 log = logging.getLogger(__name__)
@@ -50,10 +49,10 @@ class _Table:
 class Residences:
     """Keeps the tables. Lives on the event loop."""
 
-    def __init__(self, appliance: Appliance, planner: Planner, epoch: int, tiers: WireTiers) -> None:
+    def __init__(self, appliance: Appliance, epoch: int, tiers: WireTiers) -> None:
         self._appliance = appliance
-        self._planner = planner
-        self._catalog, self._core = planner.catalog, planner.core
+        self._planner = appliance.planner
+        self._catalog, self._core = self._planner.catalog, self._planner.core
         self._epoch = epoch
         numbers = tiers.pack(bytes(range(len(tiers.ladder))))
         self._numbers = numbers  # on the wire, by tier

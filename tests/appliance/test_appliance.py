@@ -132,16 +132,9 @@ class Recorder:
 
 def build(planner: ScriptedPlanner, recorder: Recorder) -> Appliance:
     route = Route(recorder)
-    appliance = Appliance(
-        planner,
-        TierBackends(
-            {Tier.DRAM: typing.cast(typing.Any, recorder)},
-            {SPILL: route},
-            {SPILL: 2, STAGING: 2},
-            recorder,
-        ),
-        EventLog(16),
-    )
+    engine = store = typing.cast(typing.Any, recorder)
+    backends = TierBackends({Tier.DRAM: engine}, {SPILL: route}, {SPILL: 2, STAGING: 2}, store)
+    appliance = Appliance(typing.cast(typing.Any, planner), backends, EventLog(16))
     appliance.mover.attach(1, {Tier.DRAM: Route(recorder, recorder.inline)})
     return appliance
 

@@ -39,13 +39,13 @@ class Erasing:
 
     def is_due(self, num_operations_left: int) -> bool:
         """Whether somebody is erased before the next operation. Never two at once: who comes second waits in
-        appliance/server/tenant_admin.py."""
+        appliance/admin/tenant_admin.py."""
         if self._is_under_way:
             return False
         return self.num_left > 0 and self._rng.random() * (num_operations_left + 1) < self.num_left
 
     def apply(self, daemon: Daemon) -> None:
-        """Destroy a tenant's key, then tell the planner, as appliance/server/tenant_admin.py does."""
+        """Destroy a tenant's key, then tell the planner, as appliance/admin/tenant_admin.py does."""
         self.num_left -= 1
         self._is_under_way = True
         tenant = tenant_of(f"domain-{self._rng.randrange(self._config.num_domains)}")

@@ -178,21 +178,13 @@ def test_errors_become_causes(
     cold.close()
 
 
-def test_a_bug_reaches_the_caller_after_everything_has_ended(pool: ThreadPoolExecutor) -> None:
-    with open_engine(2, 8 << 20) as (engine, room, _):
-        length = 3 << 20  # one task each
-        staging = StagingExtent(length)
-        os.pwrite(staging.descriptor, make_payload(3, length), 0)
-        label = make_label(1, length)
+def test_a_bug_reaches_the_caller(pool: ThreadPoolExecutor) -> None:
+    with open_engine() as (engine, room, _):
+        staging = StagingExtent(1 << 20)
+        label = make_label(1, LENGTH)
         published = store(engine, room, label, 1)
-        free = room.reserve(0, length)
-        assert free is not None
-        future = HostCopier(staging, engine, pool).start(
-            [CopyItem(0, published, label), CopyItem(0, free, label)]
-        )
         with pytest.raises(AssertionError, match="retracted"):
-            future.result(10)
-        assert engine.view(free, length) == make_payload(3, length)
+            HostCopier(staging, engine, pool).start([CopyItem(0, published, label)]).result(10)
         staging.close()
 
 

@@ -21,7 +21,6 @@ from ...v1 import admin_pb2 as pb
 from ..appliance import Appliance
 from ..config import COMMON, Tenant, domain_named
 from ..core.events import TenantErased
-from ..core.planner import Planner
 from ..core.results import CountResult
 from ..errors import error
 from ..persisted.namespace_book import NamespaceBook
@@ -36,12 +35,11 @@ class TenantAdmin:
     def __init__(
         self,
         appliance: Appliance,
-        planner: Planner,
         tenants: Callable[[], Mapping[str, Tenant]],
         book: NamespaceBook | None,
     ) -> None:
         self._appliance = appliance
-        self._planner = planner
+        self._planner = appliance.planner
         self._tenants = tenants
         self._book = book
         self.source: ObjectEdge | None = None  # an object store, where there is one

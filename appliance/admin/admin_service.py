@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ... import __version__
 from ...v1 import admin_pb2 as pb
@@ -13,10 +12,12 @@ from ..core import events
 from ..core.results import EvictResult, Refusal
 from ..core.worth import reads_to_earn
 from ..errors import error, from_refusal
+from ..observability.observability import Observability
+from ..observability.snapshot import asked
 from ..security import request_checks as checks
 from ..security.callers import Caller
-from .cache_service import CacheService
-from .ports import ObservabilityPort, ReloadPort
+from ..server.cache_service import CacheService
+from ..server.ports import ReloadPort
 from .tenant_admin import TenantAdmin
 from .verify_service import scrub_status
 
@@ -43,35 +44,37 @@ class AdminService:
         service: CacheService,
         drain: Callable[[float, bool], Awaitable[DrainResult]],
         restart: Callable[[float], Awaitable[None]],
-        counters: Callable[[], Counter[str]],
-        observability: ObservabilityPort,
+        observability: Observability,
         reload: ReloadPort,
         codec_speeds: Callable[[], Mapping[tuple[str, str], float]],
     ) -> None:
         self._service = service
         self._drain = drain
         self._restart = restart
-        self._counters = counters
         self._observability = observability
+        self._view = observability.view
         self._reload = reload
         self._codec_speeds = codec_speeds
-        self.tenants = TenantAdmin(
-            service.appliance, service.planner, lambda: reload.loaded.settings.tenants, service.book
-        )
-        self._started_at = service.appliance.clock()
+        self.tenants = TenantAdmin(service.appliance, lambda: reload.loaded.settings.tenants, service.book)
 
     def get_status(self, caller: Caller, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
         """Return version, tiers, edges, counters, policy, keys and write budget."""
-        service = self._service
+        service, view = self._service, self._view
         statistics = service.planner.statistics()
         engines = service.appliance.engines
-        shown = self._observability.status()
-        if shown["source"] is not None:
-            shown["source"]["bundles"] = self._bundle_worths()
+        source = view.source_status()
+        if source is not None:
+            source["bundles"] = self._bundle_worths()
+        shown: dict[str, Any] = {  # as fields of their messages
+            "writes": view.writes(),
+            "source": source,
+            "hosts": view.hosts(),
+            "directory": view.directory_status(),
+        }
         return pb.GetStatusResponse(
             version=__version__,
             epoch=service.facts.epoch,
-            uptime_s=service.appliance.clock() - self._started_at,
+            uptime_s=view.uptime_s(),
             draining=service.draining,
             tiers=[
                 pb.TierStatus(
@@ -91,14 +94,14 @@ class AdminService:
                     bandwidth_bytes_per_s=edge.bandwidth_bytes_per_s,
                     latency_s=edge.latency_s,
                 )
-                for edge in service.appliance.mover.statistics()
+                for edge in view.edges()
             ],
             num_blocks=statistics["num_blocks"],
             num_sessions=statistics["num_sessions"],
             num_leases=statistics["num_leases"],
             num_clients=len(service.clients),
             num_namespaces=statistics["num_namespaces"],
-            counters={**statistics["counters"], **self._counters()},
+            counters={**statistics["counters"], **view.counters()},
             policy=self._policy_status(),
             encryption=self._encryption_status(),
             codec_speeds=[
@@ -107,7 +110,7 @@ class AdminService:
             ],
             **shown,
             ladder=service.tiers.announcement(),
-            scrubs=[scrub_status(one, service.appliance.clock()) for one in self._observability.scrubs()],
+            scrubs=[scrub_status(one, service.appliance.clock()) for one in view.scrubs.values()],
         )
 
     def _bundle_worths(self) -> list[pb.BundleWorth]:
@@ -181,7 +184,7 @@ class AdminService:
         elif what == "session_id":
             found = inspection.session(request.session_id)
             if found is not None:
-                found |= self._observability.asked_by(request.session_id)
+                found |= asked(self._view.telemetry.of(request.session_id))
         elif what == "lease_id":
             found = inspection.lease(request.lease_id)
         elif what == "segment":
@@ -205,28 +208,29 @@ class AdminService:
             raise error("BAD_REQUEST", "name a block or a session")
         if not lines:
             raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
-        since = self._started_at
+        since = self._view.started_at
         return pb.GetStoryResponse(
             lines=[pb.StoryLine(at_s=line.at - since, what=line.what, why=line.why) for line in lines],
-            uptime_s=self._service.appliance.clock() - since,
+            uptime_s=self._view.uptime_s(),
         )
 
     def explain(self, caller: Caller, request: pb.ExplainRequest) -> pb.ExplainResponse:
         """Return where the blocks of a name or session are, and why others left."""
         what = request.WhichOneof("what")
         if what == "block":
-            found = self._observability.explain_block(request.block.namespace_id, _name(request.block))
+            found = self._observability.why.block(request.block.namespace_id, _name(request.block))
         elif what == "session_id":
-            found = self._observability.explain_session(request.session_id)
+            found = self._observability.why.session(request.session_id)
         else:
             raise error("BAD_REQUEST", "name a block or a session")
         if found is None:
             raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
-        return found.message(self._started_at, self._service.appliance.clock())
+        return found.message(self._view.started_at, self._view.clock())
 
     def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
         """Return the state of the appliance, names included, as JSON."""
-        return pb.GetSnapshotResponse(json=json.dumps(self._observability.snapshot(request.num_samples)))
+        snapshot = self._observability.snapshots.take(request.num_samples, with_names=True)
+        return pb.GetSnapshotResponse(json=json.dumps(snapshot))
 
     async def evict(self, caller: Caller, request: pb.EvictRequest) -> pb.EvictResponse:
         """Evict blocks from a tier; returns how many left, and how many stay and why."""
