@@ -15,9 +15,9 @@ imports only what stands below it (pyproject.toml holds that):
 The modules at the top (errors, options, weights, direct_cuda, testing) have names that users import.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..lazy import on_demand
 from ..v1.types import Geometry, NamespaceIdentity, PutOutcome, Tier, Urgency
 from .connector.breaker import Breaker
 from .connector.guard import Guard
@@ -108,16 +108,4 @@ __all__ = [
 ]
 
 #: Imported on first use: asyncio is a tenth of what importing the clients costs, and few runtimes need it.
-_ON_DEMAND = {
-    "AsyncClient": ".aio",
-    "AsyncLease": ".aio",
-    "AsyncPin": ".aio",
-    "AsyncSession": ".aio",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a name of the asyncio client on first use."""
-    if name in _ON_DEMAND:
-        return getattr(import_module(_ON_DEMAND[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_demand(__name__, {".aio": "AsyncClient AsyncLease AsyncPin AsyncSession"})

@@ -241,7 +241,7 @@ def test_the_links_of_the_package_are_links_to_its_folders() -> None:
     found = {path.name: path for path in (ROOT / "src" / "kvtier").iterdir() if path.name != "__pycache__"}
     links = {name: str(path.readlink()) for name, path in found.items() if path.is_symlink()}
     assert links == LINKS
-    assert set(found) - set(links) == {"__init__.py", "__main__.py", "py.typed", "testing.py"}
+    assert set(found) - set(links) == {"__init__.py", "__main__.py", "lazy.py", "py.typed", "testing.py"}
     assert not (ROOT / "__init__.py").exists(), "a clone named kvtier would shadow the installed package"
     assert all(path.exists() for path in found.values())
 

@@ -5,8 +5,9 @@ Imports the planner's options and the registries of policies and codecs; none of
 imported at first use: `kvtier status` reads sizes (units.py), and needs neither pydantic nor the codecs.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ...lazy import on_demand
 
 if TYPE_CHECKING:
     from .compression import CompressionRule, CompressionSettings
@@ -68,26 +69,21 @@ __all__ = [
     "tokens_among",
 ]
 
-_NAMES_OF = {
-    ".compression": "CompressionRule CompressionSettings",
-    ".encryption": "EncryptionSettings",
-    ".fields": "Switch",
-    ".host_share": "HostShare",
-    ".live": "LIVE Change changes is_live needing_restart",
-    ".observe": "Observe is_private",
-    ".origin": "DEFAULT_SOURCE Loaded Origin leaves",
-    ".policy": "Policy",
-    ".reference": "schema_text",
-    ".settings": "Settings",
-    ".sources": "Problem SettingsError note_of_empty",
-    ".tenants": "COMMON Access Tenant Tls bandwidth_shares_of check_name domain_named tokens_among",
-    ".tiers": "HbmTier NvmeTier Tiers",
-}
-_HOMES = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name on first use."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_demand(
+    __name__,
+    {
+        ".compression": "CompressionRule CompressionSettings",
+        ".encryption": "EncryptionSettings",
+        ".fields": "Switch",
+        ".host_share": "HostShare",
+        ".live": "LIVE Change changes is_live needing_restart",
+        ".observe": "Observe is_private",
+        ".origin": "DEFAULT_SOURCE Loaded Origin leaves",
+        ".policy": "Policy",
+        ".reference": "schema_text",
+        ".settings": "Settings",
+        ".sources": "Problem SettingsError note_of_empty",
+        ".tenants": "COMMON Access Tenant Tls bandwidth_shares_of check_name domain_named tokens_among",
+        ".tiers": "HbmTier NvmeTier Tiers",
+    },
+)

@@ -11,20 +11,17 @@ llama-server is served by slots.py. llama_cpp is imported when `KvtierCache` is 
 package; state.py and slots.py need numpy only.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...lazy import on_demand
 
 if TYPE_CHECKING:
     from .cache import KvtierCache
     from .slots import ServerSlots
     from .state import UnsupportedState
 
-_HOMES = {"KvtierCache": "cache", "ServerSlots": "slots", "UnsupportedState": "state"}
 __all__ = ["KvtierCache", "ServerSlots", "UnsupportedState"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__getattr__ = on_demand(
+    __name__, {".cache": "KvtierCache", ".slots": "ServerSlots", ".state": "UnsupportedState"}
+)

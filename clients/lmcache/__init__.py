@@ -10,24 +10,20 @@ once it is made. See docs/integrations/lmcache.md.
 lmcache is imported when one of the classes is asked for, not with this package.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...lazy import on_demand
 
 if TYPE_CHECKING:
     from .l2 import KvtierL2Adapter, KvtierL2AdapterConfig
     from .remote import KvtierConnector, KvtierConnectorAdapter
 
-_HOMES = {
-    "KvtierConnector": "remote",
-    "KvtierConnectorAdapter": "remote",
-    "KvtierL2Adapter": "l2",
-    "KvtierL2AdapterConfig": "l2",
-}
 __all__ = ["KvtierConnector", "KvtierConnectorAdapter", "KvtierL2Adapter", "KvtierL2AdapterConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__getattr__ = on_demand(
+    __name__,
+    {
+        ".l2": "KvtierL2Adapter KvtierL2AdapterConfig",
+        ".remote": "KvtierConnector KvtierConnectorAdapter",
+    },
+)

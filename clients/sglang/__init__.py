@@ -14,7 +14,9 @@ Reading order: identity (what may be shared) · pages (where a page's bytes are 
 backend and linker import sglang, and nothing in kvtier.clients imports this package.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...lazy import on_demand
 
 if TYPE_CHECKING:
     from .backend import KvtierStorage
@@ -22,15 +24,4 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtierLinker", "KvtierStorage"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import what SGLang asks for."""
-    if name == "KvtierLinker":
-        from . import linker
-
-        return linker.KvtierLinker
-    if name == "KvtierStorage":
-        from . import backend
-
-        return backend.KvtierStorage
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_demand(__name__, {".backend": "KvtierStorage", ".linker": "KvtierLinker"})

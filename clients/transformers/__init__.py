@@ -14,7 +14,9 @@ torch and transformers are imported when `PrefixStore` is asked for, not with th
 (plan.py) is used and tested without them.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...lazy import on_demand
 
 if TYPE_CHECKING:
     from .cache import Reuse, TieredCache
@@ -22,19 +24,9 @@ if TYPE_CHECKING:
     from .probe import Unsupported
     from .store import PrefixStore
 
-_HOMES = {
-    "PrefixStore": "store",
-    "Reuse": "cache",
-    "Saved": "plan",
-    "TieredCache": "cache",
-    "Unsupported": "probe",
-}
 __all__ = ["PrefixStore", "Reuse", "Saved", "TieredCache", "Unsupported"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__getattr__ = on_demand(
+    __name__,
+    {".cache": "Reuse TieredCache", ".plan": "Saved", ".probe": "Unsupported", ".store": "PrefixStore"},
+)

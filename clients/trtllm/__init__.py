@@ -7,18 +7,13 @@ Written from the published source and tested with a stand-in for it (docs/integr
 Reading order: rank (what is decided and moved, without TensorRT-LLM) · connector (its two classes).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...lazy import on_demand
 
 if TYPE_CHECKING:
     from .connector import KvtierScheduler, KvtierWorker
 
 __all__ = ["KvtierScheduler", "KvtierWorker"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the connector when TensorRT-LLM asks for it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import connector
-
-    return getattr(connector, name)
+__getattr__ = on_demand(__name__, {".connector": "KvtierScheduler KvtierWorker"})

@@ -18,18 +18,13 @@ Reading order: options, identity (what may be shared) · runs, transfers, lanes 
 · lookups, manager (vLLM's interface). Only the last two import vllm.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...lazy import on_demand
 
 if TYPE_CHECKING:
     from .manager import KvtierTier
 
 __all__ = ["KvtierTier"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the tier when vLLM asks for it: the rest of this package is used, and tested, without vLLM."""
-    if name != "KvtierTier":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .manager import KvtierTier
-
-    return KvtierTier
+__getattr__ = on_demand(__name__, {".manager": "KvtierTier"})

@@ -6,13 +6,14 @@ Every folder at the top of the repository is a subpackage:
     policies/   what moves when   clients/  what an inference runtime imports
     proto/kvtier/v1/ (imported as kvtier.v1)  the wire contract
 
-`src/kvtier/` holds this file and links to these folders, so that installers and type checkers find them
+`src/kvtier/` holds a few small files and links to these folders, so that installers and type checkers find them
 under one polite name. The repository root itself is not a package: a clone in a folder named `kvtier` would
 then shadow an installed one for every script beside it (docs/decisions/0001-top-level-folders.md).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from .lazy import on_demand
 
 if TYPE_CHECKING:
     from .clients.aio import AsyncClient
@@ -22,15 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["AsyncClient", "Client", "KvtierError"]
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AsyncClient": ".clients.aio",
-    "Client": ".clients.sync",
-    "KvtierError": ".clients.errors",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name on first use, so that `import kvtier` stays cheap."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+#: So that `import kvtier` stays cheap.
+__getattr__ = on_demand(
+    __name__,
+    {".clients.aio": "AsyncClient", ".clients.errors": "KvtierError", ".clients.sync": "Client"},
+)

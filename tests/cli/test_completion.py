@@ -21,7 +21,7 @@ atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
 from kvtier.appliance.cli import main
 main()
 """
-OURS = {"kvtier", "kvtier.appliance", "kvtier.appliance.cli"}
+OURS = {"kvtier", "kvtier.lazy", "kvtier.appliance", "kvtier.appliance.cli"}
 SLOW = {"asyncio", "multiprocessing", "ssl", "http", "email", "xml", "sqlite3", "concurrent.futures"}
 
 

@@ -38,21 +38,13 @@ CALLS = {
 ALLOWED = {
     ("native/__init__.py", "importlib.import_module"): "one module of the package, where it was built",
     ("policies/registry.py", "importlib.import_module"): "policy classes of policy.allowed_modules only",
-    ("src/kvtier/__init__.py", "importlib.import_module"): "public names from a table, on first use",
-    ("clients/__init__.py", "importlib.import_module"): "public names from a table, on first use",
-    ("appliance/config/__init__.py", "importlib.import_module"): "public names from a table, on first use",
+    ("src/kvtier/lazy.py", "importlib.import_module"): "public names from a table, on first use",
     ("clients/memory/fragments.py", "importlib.import_module"): "torch, by name, where a tensor is wanted",
     ("appliance/cli/app.py", "importlib.import_module"): "commands from a table, when they are called",
     (
         "clients/trtllm/connector.py",
         "importlib.import_module",
     ): "a module of TensorRT-LLM, by two fixed names",
-    ("clients/lmcache/__init__.py", "importlib.import_module"): "public names from a table, on first use",
-    ("clients/llamacpp/__init__.py", "importlib.import_module"): "public names from a table, on first use",
-    (
-        "clients/transformers/__init__.py",
-        "importlib.import_module",
-    ): "public names from a table, on first use",
     ("tiers/codecs/base.py", "importlib.import_module"): "loops of kernels/, by fixed names, for numba",
     ("clients/vllm/names.py", "pickle"): "dumps alone: vLLM hashes these bytes, and nothing is loaded",
     ("tiers/codecs/kernels/vector_ir.py", "FunctionType"): "LLVM's type of a function, not Python's",
