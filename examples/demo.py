@@ -9,7 +9,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvtier.clients import Client, KvtierError, Session, Tier
@@ -186,24 +188,36 @@ class Demo:
         self.screen.say(f"down after {stop_s:.1f} s, serving again after {start_s:.1f} s", "dim")
 
 
-def main() -> int:
-    """Run the demo; return its exit code."""
+def perform(play: Callable[[Screen], int], picture: Path | None = None, title: str = "") -> int:
+    """Run a demonstration; return its exit code. `picture`: where what it printed is drawn, under `title`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that leaving is in order then, too
-    screen = Screen()
-    began_at = time.perf_counter()
+    screen = Screen(is_recorded=picture is not None)
     try:
-        with ExampleDaemon(SETTINGS) as daemon, Client(daemon.target, name="demo") as client:
-            return play(screen, daemon, client, began_at)
+        return play(screen)
     except KeyboardInterrupt:
-        screen.say("\nstopped; the daemon is down and its folder removed")
+        screen.say("\nstopped; no daemon is left, and their folders are removed")
         return 130
     except (RuntimeError, KvtierError) as problem:
         screen.say(f"\nthe demo failed: {problem}", "red")
         return 1
+    finally:
+        if picture is not None:
+            screen.save(picture, title)
 
 
-def play(screen: Screen, daemon: ExampleDaemon, client: Client, began_at: float) -> int:
+def main() -> int:
+    """Run the demo; return its exit code."""
+
+    def play_with_daemon(screen: Screen) -> int:
+        with ExampleDaemon(SETTINGS) as daemon, Client(daemon.target, name="demo") as client:
+            return play(screen, daemon, client)
+
+    return perform(play_with_daemon)
+
+
+def play(screen: Screen, daemon: ExampleDaemon, client: Client) -> int:
     """Run the demonstration; return the exit code."""
+    began_at = time.perf_counter()
     num_threads = min(2, os.cpu_count() or 1)
     screen.say("kvtier demo: the past of a language model, kept in tiers", "bold")
     with screen.busy("starting the daemon, importing torch, building the model"):

@@ -13,17 +13,15 @@ what was printed as an SVG.
 import argparse
 import os
 import signal
-import socket
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from kvtier.clients import Client, KvtierError
+from kvtier.clients import Client
 
 from .daemon import ExampleDaemon
-from .demo import Demo
-from .network import LINK, NetworkHost, network, why_not
+from .demo import Demo, perform
+from .network import LINK, NetworkHost, free_port, network, why_not
 from .screen import MIB, Screen
 from .texts import READERS, system_tokens, turn_tokens
 
@@ -62,23 +60,12 @@ def first_prompt(name: str) -> list[int]:
 
 def main() -> int:
     """Run the demo; return its exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(prog="python -m examples.demo_fleet")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write what was printed as an SVG")
     parser.add_argument("link", nargs="*", default=[LINK], help="words of tc qdisc")
     arguments = parser.parse_args()
-    screen = Screen(is_recorded=arguments.picture is not None)
-    try:
-        return play(screen, " ".join(arguments.link))
-    except KeyboardInterrupt:
-        screen.say("\nstopped; the daemons are down, their folders and networks removed")
-        return 130
-    except (RuntimeError, KvtierError) as problem:
-        screen.say(f"\nthe demo failed: {problem}", "red")
-        return 1
-    finally:
-        if arguments.picture is not None:
-            screen.save(arguments.picture, "make demo-fleet")
+    link = " ".join(arguments.link)
+    return perform(lambda screen: play(screen, link), arguments.picture, "make demo-fleet")
 
 
 def play(screen: Screen, link: str) -> int:
@@ -173,13 +160,6 @@ def host(
         demo = FleetDemo(screen, daemon, client, min(2, os.cpu_count() or 1))
         demo.model.prefill(turn_tokens("warm up"), demo.model.new_cache())
         yield demo
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

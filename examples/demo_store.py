@@ -15,18 +15,17 @@ import argparse
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from kvtier.clients import Client, KvtierError
+from kvtier.clients import Client
 from kvtier.sources.objects.limits import BUNDLE_TOKENS, TARGET_BYTES
 
 from .daemon import ExampleDaemon
-from .demo import SETTINGS, Demo
+from .demo import SETTINGS, Demo, perform
 from .mooncake_pool import MooncakeProcesses
 from .screen import MIB, Screen
 from .texts import turn_tokens
@@ -78,26 +77,17 @@ class StoreDemo(Demo):
 
 def main() -> int:
     """Run the demo; return its exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(prog="python -m examples.demo_store")
     parser.add_argument("store", nargs="?", help=f"address of a store, {CEPH} or {POOL}; default: a folder")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write what was printed as an SVG")
     arguments = parser.parse_args()
-    screen = Screen(is_recorded=arguments.picture is not None)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="kvtier-demo-store-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        try:
-            return play(screen, arguments.store or f"file://{folder}", folder, stack)
-        except KeyboardInterrupt:
-            screen.say("\nstopped; the daemons are down and their folders removed")
-            return 130
-        except (RuntimeError, KvtierError) as problem:
-            screen.say(f"\nthe demo failed: {problem}", "red")
-            return 1
-        finally:
-            if arguments.picture is not None:
-                screen.save(arguments.picture, "make demo-store")
+        store = arguments.store or f"file://{folder}"
+        return perform(
+            lambda screen: play(screen, store, folder, stack), arguments.picture, "make demo-store"
+        )
 
 
 def play(screen: Screen, store: str, folder: Path, stack: ExitStack) -> int:

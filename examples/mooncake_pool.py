@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -13,16 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from .network import free_port
+
 WAIT_S = 120.0
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def free_port() -> int:
-    """Return a TCP port on the loopback that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class MooncakeProcesses:

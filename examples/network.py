@@ -9,6 +9,7 @@ Docker networks were rejected: they need a service, and a link of theirs cannot 
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,14 @@ LINK = "tbf rate 2gbit burst 1mb latency 20ms"
 NETWORK = "10.77.0"
 #: A station that no host has: frames to it are lost without a word.
 NOWHERE = "02:00:00:00:00:fe"
+
+
+def free_port() -> int:
+    """Return a TCP port on the loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from examples.daemon import ExampleDaemon
+from examples.network import free_port
 
 MODEL = Path(__file__).parent.parent.parent / ".cache" / "vllm-models" / "tiny"
 START_S = 600.0
@@ -62,7 +62,7 @@ class Server:
     def __init__(self, target: str, folder: Path) -> None:
         if not MODEL.exists():
             raise SystemExit(f"{MODEL} is not there: run `python -m bench.vllm.models tiny`")
-        self.port = _free_port()
+        self.port = free_port()
         self.log = folder / "vllm.log"
         command = [str(Path(sys.executable).with_name("vllm")), "serve", str(MODEL), "--port", str(self.port)]
         command += ["--served-model-name", "tiny", "--dtype", "bfloat16", "--enforce-eager"]
@@ -143,10 +143,3 @@ class Server:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, OSError):
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
