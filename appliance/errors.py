@@ -23,11 +23,11 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from ..v1 import types_pb2
+from ..v1.errors import DETAIL_KEY
 from .core.results import Refusal
 
 #: Trailing metadata that gRPC's own retries obey: milliseconds to wait, or -1 where a retry is useless.
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
-DETAIL_KEY = "kvtier-error-bin"  # trailing metadata: a serialized ErrorDetail
 STATUS_KEY = "grpc-status-details-bin"  # where gRPC's own tools look for google.rpc.Status
 ERROR_DOMAIN = "kvtier"
 

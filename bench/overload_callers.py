@@ -18,9 +18,9 @@ import grpc
 
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import types_pb2
+from kvtier.v1.errors import DETAIL_KEY
 
 METHOD = "/kvtier.v1.KVCacheService/Lookup"
-DETAIL_KEY = "kvtier-error-bin"
 LEAST_WAIT_S = 0.01  # of a patient caller after a refusal
 
 

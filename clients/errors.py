@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from google.protobuf.message import DecodeError
 
 from ..v1 import types_pb2
-from ..v1.errors import InvalidRequest, KvtierError
+from ..v1.errors import DETAIL_KEY, InvalidRequest, KvtierError
 from ..v1.unreachable import (
     BAD_CREDENTIALS,
     BAD_TARGET,
@@ -60,7 +60,6 @@ __all__ = [
 ]
 
 BROKEN_ANSWER = "BROKEN_ANSWER"
-DETAIL_KEY = "kvtier-error-bin"  # gRPC trailing metadata: a serialized ErrorDetail
 #: Reasons that hold for every call of this process until files, groups or the policy change.
 REJECTS_CALLER = frozenset((SOCKET_DENIED, BAD_CREDENTIALS, BAD_TARGET, "NOT_AUTHENTICATED", "NO_TENANT"))
 #: Reasons that only a client gives, of a daemon that was reached: condition and recovery; see docs/api.md.

@@ -94,7 +94,6 @@ class CostModel:
         self,
         default_bandwidth_bytes_per_s: float,
         default_latency_s: float,
-        default_flop_per_s: float = DEFAULT_FLOP_PER_S,
         queued_bytes: Callable[[Tier], int] = lambda tier: 0,
         ladder: Ladder = STANDARD,
     ) -> None:
@@ -102,7 +101,6 @@ class CostModel:
         are from the log of `ladder`: what is in memory is read there."""
         self._log_tier = ladder.log_tier
         self._default_edge = (default_bandwidth_bytes_per_s, default_latency_s)
-        self._default_flop_per_s = default_flop_per_s
         self._edges: dict[Tier, tuple[float, float]] = {}  # by source: bandwidth, latency
         self._measured_at: dict[Tier, float] = {}
         self._prefills: dict[int, _Prefill] = {}
@@ -119,7 +117,7 @@ class CostModel:
         self._prefills[namespace_id] = _Prefill(
             geometry.block_tokens,
             geometry.block_bytes,
-            self._default_flop_per_s / flop_per_token,
+            DEFAULT_FLOP_PER_S / flop_per_token,
             6.0 * width,
         )
         self.num_changes += 1

@@ -4,7 +4,7 @@ import click
 
 from ...v1 import admin_pb2
 from .output import console, plain, print_json
-from .quantities import Duration
+from .quantities import duration
 from .target import admin, json_option, resolve, target_option
 
 
@@ -14,7 +14,7 @@ from .target import admin, json_option, resolve, target_option
     "grace_s",
     default="30s",
     show_default=True,
-    type=Duration(),
+    type=duration(),
     help="How long work in progress may go on.",
 )
 @click.option("--exit", "exit_", is_flag=True, help="End the daemon when it is drained.")

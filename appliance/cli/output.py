@@ -6,6 +6,7 @@ terminal and NO_COLOR, which rich knows about; bars of progress appear on a term
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -49,6 +50,14 @@ def print_json(value: object) -> None:
     """Print `value` as JSON on stdout."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     print(json.dumps(value, indent=2, ensure_ascii=not is_unicode), file=sys.stdout)
+
+
+def spread(sizes: list[int], capacity: int, cells: int) -> list[int]:
+    """Return how many of `cells` each size gets; what is there at all gets one, the rest stays free."""
+    counts = [math.ceil(size * cells / capacity) if size else 0 for size in sizes]
+    while sum(counts) > cells:
+        counts[counts.index(max(counts))] -= 1
+    return counts
 
 
 def name_of_tier(number: int, ladder: Iterable[types_pb2.TierInfo]) -> str:

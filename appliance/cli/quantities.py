@@ -1,5 +1,6 @@
 """Sizes and durations as options: one notation in every command, and an error that names the option."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -7,67 +8,41 @@ import click
 from ..config.units import format_duration, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    BytesType = click.ParamType[int]
-    ListType = click.ParamType[tuple[int, ...]]
-    SecondsType = click.ParamType[float]
+    QuantityType = click.ParamType[Any]
 else:  # generic since click 8.4
-    BytesType = ListType = SecondsType = click.ParamType
+    QuantityType = click.ParamType
 
 
-class Size(BytesType):
-    """Bytes: `64MiB`, `4GB`, `1048576`."""
+class Quantity(QuantityType):
+    """A value with a unit. `read` parses it; its ValueError says how to write it."""
 
-    name = "size"
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return bytes. Fails as wrong usage, saying how to write it."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value read. Fails as wrong usage, saying how to write it."""
         try:
-            return parse_bytes(value)
+            return self._read(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Sizes(ListType):
-    """Several of them, with commas between: `64KiB,1MiB`."""
+def duration(least: float = 0.0, most: float = float("inf")) -> Quantity:
+    """Return the type of seconds between `least` and `most`: `30s`, `500ms`, `1h30m`; without a unit `30`."""
 
-    name = "size,…"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Return bytes of each. Fails as wrong usage, saying how to write it."""
-        if isinstance(value, tuple):
-            return value
-        return tuple(SIZE.convert(part, param, ctx) for part in value.split(","))
-
-
-class Duration(SecondsType):
-    """Seconds: `30s`, `500ms`, `1h30m`; a number without a unit is in seconds. Between `least` and `most`."""
-
-    name = "duration"
-
-    def __init__(self, least: float = 0.0, most: float = float("inf")) -> None:
-        self.least = least
-        self.most = most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds. Fails as wrong usage, saying how to write it."""
+    def read(text: str) -> float:
         try:
-            seconds = parse_duration(_number_or_text(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if not self.least <= seconds <= self.most:
-            least, most = format_duration(self.least), format_duration(self.most)
-            self.fail(f"{value!r} is not between {least} and {most}", param, ctx)
+            seconds = parse_duration(float(text))
+        except ValueError:
+            seconds = parse_duration(text)
+        if not least <= seconds <= most:
+            raise ValueError(f"{text!r} is not between {format_duration(least)} and {format_duration(most)}")
         return seconds
 
-
-def _number_or_text(value: Any) -> Any:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return value
+    return Quantity("duration", read)
 
 
-SIZE = Size()
-SIZES = Sizes()
+#: Bytes: `64MiB`, `4GB`, `1048576`; and several of them: `64KiB,1MiB`.
+SIZE = Quantity("size", parse_bytes)
+SIZES = Quantity("size,…", lambda text: tuple(map(parse_bytes, text.split(","))))

@@ -26,7 +26,7 @@ from ...v1.shm import HASH_BYTES
 from ..config.units import format_duration
 from ..replay.recording import Recorder
 from .output import talk
-from .quantities import Duration
+from .quantities import duration
 from .target import Failed, connect, failure, resolve, target_option
 
 #: Compression of the file: the least that still finds repeated prompts.
@@ -78,7 +78,7 @@ class Members(io.TextIOBase):
 @click.command()
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
 @click.option(
-    "--for", "duration_s", type=Duration(), help="Stop after this long, e.g. 1h.  [default: at Ctrl-C]"
+    "--for", "duration_s", type=duration(), help="Stop after this long, e.g. 1h.  [default: at Ctrl-C]"
 )
 @target_option
 def record(out: Path, duration_s: float | None, target: str | None) -> None:

@@ -4,7 +4,7 @@ import click
 
 from ...v1 import admin_pb2
 from .output import console
-from .quantities import Duration
+from .quantities import duration
 from .status import ask
 from .target import admin, resolve, target_option
 
@@ -15,7 +15,7 @@ from .target import admin, resolve, target_option
     "wait_s",
     default="60s",
     show_default=True,
-    type=Duration(),
+    type=duration(),
     help="How long the new daemon may take to answer.",
 )
 @target_option

@@ -12,8 +12,8 @@ from rich.text import Text
 from ...v1 import admin_pb2
 from ..config.units import about_bytes, count, format_duration
 from .fleet import fleet_line
-from .output import console, name_of_tier, new_table, plain, print_json
-from .quantities import Duration
+from .output import console, name_of_tier, new_table, plain, print_json, spread
+from .quantities import duration
 from .target import TIMEOUT_S, Failed, NotUpYet, admin, json_option, resolve, target_option
 
 ASK_AGAIN_S = 0.1  # between two tries of --wait
@@ -41,7 +41,7 @@ PARTS = (PINNED, USED, RESERVED, CONDEMNED, FREE)
 @click.option(
     "--wait",
     "wait_s",
-    type=Duration(),
+    type=duration(),
     default="0s",
     help="Ask again until a daemon answers, for this long at most, e.g. 30s.  [default: ask once]",
 )
@@ -113,25 +113,11 @@ def ask(target: str | None, wait_s: float, but_epoch: int = 0) -> tuple[str, adm
 
 
 def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[BarPart, int]]:
-    """Return how many of `width` cells each part takes, largest remainder first.
-
-    What is there at all is seen: a part with one byte gets a cell, taken from the widest.
-    """
+    """Return how many of `width` cells each part takes."""
     pinned = min(tier.pinned_bytes, tier.used_bytes)
     sizes = [pinned, tier.used_bytes - pinned, tier.reserved_bytes, tier.condemned_bytes]
-    sizes.append(max(0, tier.capacity_bytes - sum(sizes)))
-    if not any(sizes):  # a tier of no bytes: draw it empty
-        sizes[-1] = 1
-    total = sum(sizes)
-    counts = [size * width // total for size in sizes]
-    remainders = sorted(range(len(sizes)), key=lambda i: -(sizes[i] * width % total))
-    for i in remainders[: width - sum(counts)]:
-        counts[i] += 1
-    for i, size in enumerate(sizes):
-        if size and not counts[i]:
-            counts[counts.index(max(counts))] -= 1
-            counts[i] = 1
-    return list(zip(PARTS, counts, strict=True))
+    counts = spread(sizes, max(tier.capacity_bytes, sum(sizes)), width)
+    return list(zip(PARTS, [*counts, width - sum(counts)], strict=True))
 
 
 def picture(answer: admin_pb2.GetStatusResponse, width: int) -> Group:

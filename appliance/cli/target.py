@@ -18,6 +18,7 @@ from ...v1.addresses import check_address, default_target
 from ...v1.admin_pb2_grpc import AdminServiceStub
 from ...v1.channels import open_channel
 from ...v1.diagnosis import diagnose_call
+from ...v1.errors import DETAIL_KEY
 from ...v1.unreachable import (
     BAD_CREDENTIALS,
     CONNECTION_LOST,
@@ -28,7 +29,6 @@ from ...v1.unreachable import (
 )
 from . import EXIT_DENIED, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE
 
-DETAIL_KEY = "kvtier-error-bin"
 TIMEOUT_S = 5.0
 Command = TypeVar("Command", bound=Callable[..., Any])
 Stub = TypeVar("Stub")

@@ -25,8 +25,8 @@ from rich.text import Text
 
 from ...v1 import admin_pb2
 from ..config.units import about_bytes, about_duration, count, format_duration
-from .output import console, new_table, print_json
-from .quantities import Duration
+from .output import console, new_table, print_json, spread
+from .quantities import duration
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.2, 3600.0
@@ -52,7 +52,7 @@ PARTS = {
     "--interval",
     default="1s",
     show_default=True,
-    type=Duration(MIN_INTERVAL_S, MAX_INTERVAL_S),
+    type=duration(MIN_INTERVAL_S, MAX_INTERVAL_S),
     help="Time between two looks, 200ms to 1h.",
 )
 @click.option("--once", is_flag=True, help="Draw once and leave.")
@@ -171,14 +171,6 @@ def tier_cells(tiers: list[dict[str, Any]], cells: int) -> list[int]:
     """Return how wide each tier's bar is: to scale as far as that can be seen, the widest has all `cells`."""
     widest = max((tier["capacity_bytes"] for tier in tiers), default=0) or 1
     return [max(MIN_TIER_CELLS, round(cells * tier["capacity_bytes"] / widest)) for tier in tiers]
-
-
-def spread(sizes: list[int], capacity: int, cells: int) -> list[int]:
-    """Return how many of `cells` each size gets; what is there at all gets one, the rest stays free."""
-    counts = [math.ceil(size * cells / capacity) if size else 0 for size in sizes]
-    while sum(counts) > cells:
-        counts[counts.index(max(counts))] -= 1
-    return counts
 
 
 def sparks(values: list[float | None]) -> str:

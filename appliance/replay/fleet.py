@@ -26,7 +26,7 @@ from ..core.results import Refusal
 from .future import TraceFuture
 from .outcomes import percentiles
 from .setups import Setup
-from .shell import PROGRESS_STEP, Progress, cpu_seconds
+from .shell import cpu_seconds
 from .timed import BUSY_TICK_S, SETTLE_S, TimedShell
 from .traces import Trace
 from .virtual import LANDED, EdgeSpeed, VirtualClock
@@ -232,7 +232,6 @@ class FleetReplay:
         setup: Setup,
         fleet_setup: FleetSetup,
         speeds: Mapping[str, EdgeSpeed] | None = None,
-        progress: Progress | None = None,
     ) -> None:
         if fleet_setup.route not in ROUTES:
             raise ValueError(f"no route {fleet_setup.route!r}; known: {', '.join(ROUTES)}")
@@ -245,7 +244,6 @@ class FleetReplay:
         self.network_bytes = 0
         self.fetched_tokens = self.stored_tokens = 0.0
         self.namespace_of: dict[bytes, int] = {}  # number in the trace, by digest
-        self._progress = progress or (lambda _: None)
         future = TraceFuture(trace, trace.names())
         self.hosts: list[_HostShell] = []
         for _ in range(fleet_setup.num_hosts):
@@ -268,7 +266,6 @@ class FleetReplay:
     def run(self) -> FleetOutcome:
         """Replay the whole trace. Returns the outcome, every host audited."""
         cpu_s = cpu_seconds(self._serve)
-        self._progress(self.trace.num_requests)
         return self._outcome(cpu_s)
 
     def _serve(self) -> None:
@@ -289,8 +286,6 @@ class FleetReplay:
             self.clock.at(float(self.trace.at[request]), lambda: self._arrive(request))
 
     def _arrive(self, request: int) -> None:
-        if request % PROGRESS_STEP == 0:
-            self._progress(request)
         self._arrive_from(request + 1)
         chain = self.hosts[0].chain_of(request)[: int(self.trace.num_asked[request])]
         number = self._pick(request, chain)

@@ -39,11 +39,11 @@ URGENCIES = {urgency.name.lower(): urgency for urgency in Urgency}
 
 
 class Recorder:
-    """Writes a recording. `key` is for tests; a real recording makes its own and forgets it."""
+    """Writes a recording, under a key that it makes and forgets."""
 
-    def __init__(self, out: TextIO | TextIOBase, key: bytes = b"") -> None:
+    def __init__(self, out: TextIO | TextIOBase) -> None:
         self._out = out
-        self._key = key or secrets.token_bytes(KEY_BYTES)
+        self._key = secrets.token_bytes(KEY_BYTES)
         self._namespaces: set[int] = set()
         self._began_at: float | None = None
         self.num_accesses = 0

@@ -31,7 +31,7 @@ class CacheSaving(NamedTuple):
         return 1 - self.needed_bytes / self.baseline_bytes
 
 
-def savings(outcomes: Sequence[Outcome], baseline: str = BASELINE) -> list[CacheSaving]:
+def savings(outcomes: Sequence[Outcome]) -> list[CacheSaving]:
     """Return what each policy saves at each size of the baseline.
 
     Empty without a baseline, or with several tiers. A policy that reaches the baseline's hits at no size of
@@ -44,10 +44,10 @@ def savings(outcomes: Sequence[Outcome], baseline: str = BASELINE) -> list[Cache
         curves.setdefault(outcome.policy, []).append((size_bytes, outcome.token_hit_ratio))
     found = []
     for policy, points in curves.items():
-        if policy == baseline or len(points) < 2:
+        if policy == BASELINE or len(points) < 2:
             continue
         for outcome in outcomes:
-            if outcome.policy == baseline and outcome.token_hit_ratio > 0:
+            if outcome.policy == BASELINE and outcome.token_hit_ratio > 0:
                 saving = _saving(policy, sorted(points), outcome)
                 if saving is not None:
                     found.append(saving)

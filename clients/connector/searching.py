@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ...v1.types import Geometry
 from ..sync import Client
@@ -17,9 +17,8 @@ BUNDLE_TOKENS, BUNDLE_BYTES = 256, 64 << 20  # at most, that a store keeps toget
 class SearchWait:
     """Pauses between lookups while a search goes on: `wait_s` in all, and no longer than computing takes."""
 
-    def __init__(self, wait_s: float = SEARCH_WAIT_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, wait_s: float = SEARCH_WAIT_S) -> None:
         self._wait_s = wait_s
-        self._clock = clock
         self._ends_at: float | None = None
         self._pause_s = 0.001
 
@@ -27,7 +26,7 @@ class SearchWait:
         """Return the seconds until the next lookup; 0 when `found` is to be taken as it is."""
         if not found.search_s:
             return 0.0
-        now = self._clock()
+        now = time.monotonic()
         if self._ends_at is None:
             self._ends_at = now + min(self._wait_s, found.search_s)
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)

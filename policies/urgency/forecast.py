@@ -72,11 +72,11 @@ class _Priced(NamedTuple):
 class Forecast(Observer):
     """Learns when blocks are used again, and prices them: expected uses per second of keeping."""
 
-    def __init__(self, facts: BlockFacts, max_ghosts: int = MAX_GHOSTS) -> None:
+    def __init__(self, facts: BlockFacts) -> None:
         self._facts = facts
         self._clock = Clock()
         self._fallback = LruFallback()
-        self._stretches = Stretches(max_ghosts)
+        self._stretches = Stretches(MAX_GHOSTS)
         self._appraiser = Appraiser(self._stretches)
         self._assigner = StretchAssigner(facts, self._stretches, self._appraiser)
         self._pending: _Pending | None = None

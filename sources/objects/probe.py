@@ -35,12 +35,11 @@ class ProbeResult(NamedTuple):
 class StoreProbe:
     """Tries one store. `epoch_days`: of an epoch, which decides what its lifecycle rule has to be."""
 
-    def __init__(self, store: ObjectStore, epoch_days: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: ObjectStore, epoch_days: int) -> None:
         self._store = store
-        self._clock = clock
         self._epochs = Epochs(epoch_days, is_endless=store.evicts)
         self._bundle, chain = _small_bundle()
-        epoch, *older = self._epochs.alive(clock())
+        epoch, *older = self._epochs.alive(time.time())
         self._key = bundle_key(epoch, TENANT, chain.namespace_digest, chain.names[-1])
         self._copied = self._key.in_epoch((older or [epoch])[-1])
 
@@ -103,11 +102,11 @@ class StoreProbe:
         return ""
 
     def _compare_clocks(self) -> str:
-        return _clock_problem(self._store, str(self._key), self._clock())
+        return _clock_problem(self._store, str(self._key), time.time())
 
     def _judge_lifecycle(self) -> str:
         header = self._store.expiry(str(self._key))
-        return judge_rule(header, self._clock(), self._epochs.num_days)
+        return judge_rule(header, time.time(), self._epochs.num_days)
 
     def _delete(self) -> str:
         keys = [str(key) for key in (self._key, self._copied)]

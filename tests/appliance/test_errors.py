@@ -20,6 +20,7 @@ from kvtier.appliance.host import daemon
 from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from kvtier.v1.local import Method
 
@@ -122,7 +123,7 @@ def reason_of(attempt: Attempt) -> tuple[str, str]:
 
 def reason_of_rpc(failed: grpc.aio.AioRpcError) -> tuple[str, str]:
     """Return (reason, message) of a failed RPC; checks what travels beside it."""
-    packed = dict(failed.trailing_metadata())[errors.DETAIL_KEY]
+    packed = dict(failed.trailing_metadata())[DETAIL_KEY]
     assert isinstance(packed, bytes)
     detail = types_pb2.ErrorDetail.FromString(packed)
     assert failed.code() is errors.REASONS[detail.reason].code

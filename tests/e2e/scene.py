@@ -14,10 +14,11 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from kvtier.appliance.errors import DETAIL_KEY, REASONS
+from kvtier.appliance.errors import REASONS
 from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from kvtier.v1.local import Method
 

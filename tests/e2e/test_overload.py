@@ -14,7 +14,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvtier.appliance.errors import DETAIL_KEY, PUSHBACK_KEY, STATUS_KEY
+from kvtier.appliance.errors import PUSHBACK_KEY, STATUS_KEY
 from kvtier.appliance.security.principals import Authenticator
 from kvtier.appliance.security.tokens import hash_of
 from kvtier.appliance.server import admission, grpc_server, local_server, peer_credential_proxy
@@ -23,6 +23,7 @@ from kvtier.tiers.memory.staging import StagingExtent
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.events_pb2_grpc import EventsServiceStub
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 

@@ -13,11 +13,11 @@ import grpc
 import numpy as np
 import pytest
 
-from kvtier.appliance.errors import DETAIL_KEY
 from kvtier.clients import NamespaceIdentity
 from kvtier.tiers.codecs.base import Shape
 from kvtier.v1 import admin_pb2, peer_pb2, types_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
 from ..contracts.kv_values import values_like_kv

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from kvtier.appliance.errors import DETAIL_KEY
 from kvtier.appliance.fleet.rank_service import MAX_WAITING, RankService
 from kvtier.clients import PrefillSpeed, Rank
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import types_pb2
+from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from kvtier.v1.local import Flag, Frame, Method, encode
 

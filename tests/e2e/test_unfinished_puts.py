@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvtier.appliance.errors import DETAIL_KEY
 from kvtier.appliance.host import daemon
 from kvtier.appliance.server import streams
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import types_pb2
+from kvtier.v1.errors import DETAIL_KEY
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from kvtier.appliance.config import COMMON, Loaded, Settings
-from kvtier.appliance.errors import DETAIL_KEY, StartError
+from kvtier.appliance.errors import StartError
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.v1 import admin_pb2 as pb
 from kvtier.v1 import types_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from kvtier.v1.errors import DETAIL_KEY
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread

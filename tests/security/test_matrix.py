@@ -11,13 +11,14 @@ from typing import Any
 import grpc
 import pytest
 
-from kvtier.appliance.errors import DETAIL_KEY, REASONS
+from kvtier.appliance.errors import REASONS
 from kvtier.appliance.security.rights import RIGHTS, Role
 from kvtier.appliance.security.tokens import hash_of, make_token
 from kvtier.appliance.server.grpc_server import SERVICES
 from kvtier.v1 import admin_pb2, events_pb2, peer_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.events_pb2_grpc import EventsServiceStub
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from kvtier.v1.peer_pb2_grpc import PeerServiceStub

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from kvtier.appliance.errors import DETAIL_KEY
 from kvtier.appliance.event_log import MAX_DOMAIN_EVENTS, EventLog, whole_domain
 from kvtier.appliance.server import grpc_server
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
+from kvtier.v1.errors import DETAIL_KEY
 
 from ..appliance.raw_client import chain, identity
 from .test_matrix import BLOCK_BYTES, TIMEOUT_S, World, with_tokens

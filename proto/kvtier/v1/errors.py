@@ -6,6 +6,9 @@ the tree is in clients/errors.py, which has these names too.
 
 from collections.abc import Mapping
 
+#: gRPC trailing metadata: a serialized ErrorDetail.
+DETAIL_KEY = "kvtier-error-bin"
+
 
 class KvtierError(Exception):
     """Base of all operating errors of the client."""

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kvtier.appliance.cli.top import SPARKS, picture, sparks, spread, tier_cells
+from kvtier.appliance.cli.output import spread
+from kvtier.appliance.cli.top import SPARKS, picture, sparks, tier_cells
 from kvtier.appliance.config.units import about_duration
 from kvtier.appliance.core.planner import Planner
 from kvtier.clients import Client

@@ -19,10 +19,10 @@ WAIT_S = 60.0  # beyond every copy of this size that will ever end
 class Bounce:
     """Owns its buffer and one stream of `device`. Thread-safe. Raises DeviceError."""
 
-    def __init__(self, device: Device, num_bytes: int = BOUNCE_BYTES) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._mapping = mmap.mmap(-1, num_bytes)
+        self._mapping = mmap.mmap(-1, BOUNCE_BYTES)
         self._view: Buffer = memoryview(self._mapping)
         self._stream = device.take_stream()
         self._address = device.register_host(self._view, is_read_only=False)

@@ -33,6 +33,7 @@ from .watcher import Watcher
 
 log = logging.getLogger(__name__)
 
+NUM_STREAMS = 64
 SHUT_DOWN_S = 10.0
 #: Streams share hardware queues, eight unless told otherwise, and work behind one that waits, waits, too.
 CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -176,12 +177,9 @@ class CudaStream:
 
 
 class CudaDevice:
-    """Implements `Device` for device `index` of this process. Raises DeviceError (UNAVAILABLE), with the fix.
+    """Implements `Device` for device `index` of this process. Raises DeviceError (UNAVAILABLE)."""
 
-    `num_streams` bounds its pool of streams.
-    """
-
-    def __init__(self, index: int = 0, *, num_streams: int = 64) -> None:
+    def __init__(self, index: int = 0) -> None:
         os.environ.setdefault(*CONNECTIONS)  # read when the driver is initialised
         self.index = index
         self._lost = ""
@@ -203,7 +201,7 @@ class CudaDevice:
         self._opened: Counter[int] = Counter()  # how often each is open: CUDA counts, and returns it again
         self._registered: dict[int, Any] = {}  # address -> view that keeps the buffer from being unmapped
         pointers = [
-            self._made(c_void_p(), "cuStreamCreate", cuda.STREAM_NON_BLOCKING) for _ in range(num_streams)
+            self._made(c_void_p(), "cuStreamCreate", cuda.STREAM_NON_BLOCKING) for _ in range(NUM_STREAMS)
         ]
         self._streams = [CudaStream(self, pointer) for pointer in pointers]
         self._free_streams = list(self._streams)
