@@ -51,7 +51,8 @@ def verify(scene: Scene, *arguments: str) -> tuple[int, Any]:
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     # the background pass stands still after its first step, or it may find what a test is about to ask for
-    monkeypatch.setattr(scrubber.Scrubber.__init__, "__kwdefaults__", {"share": 1e-9, "min_pass_s": 3600.0})
+    monkeypatch.setattr(scrubber, "SHARE", 1e-9)
+    monkeypatch.setattr(scrubber, "MIN_PASS_S", 3600.0)
     with DaemonThread(small_settings(tmp_path, nvme=True, write="through")) as running:
         yield running
 
@@ -98,7 +99,8 @@ def test_what_rots_in_every_tier_is_lost_and_said_to_be(served: DaemonThread, tm
 def test_the_background_finds_it_without_being_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    monkeypatch.setattr(scrubber.Scrubber.__init__, "__kwdefaults__", {"share": 0.5, "min_pass_s": 0.05})
+    monkeypatch.setattr(scrubber, "SHARE", 0.5)
+    monkeypatch.setattr(scrubber, "MIN_PASS_S", 0.05)
     dice = random.Random(17)
     with DaemonThread(small_settings(tmp_path, nvme=True, write="through")) as served:
         scene = Scene(served)
@@ -140,7 +142,8 @@ def test_a_folder_is_verified_after_the_daemon_and_not_before(tmp_path: Path) ->
 
 
 def test_a_pass_under_way_ends_with_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrubber.Scrubber.__init__, "__kwdefaults__", {"share": 1e-6, "min_pass_s": 0.0})
+    monkeypatch.setattr(scrubber, "SHARE", 1e-6)
+    monkeypatch.setattr(scrubber, "MIN_PASS_S", 0.0)
     with DaemonThread(small_settings(tmp_path)) as served:
         Scene(served)
         began_at = time.monotonic()
