@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -59,10 +59,10 @@ def channel_options(settings: ClientSettings) -> list[tuple[str, Any]]:
     ]
 
 
-def connect(settings: ClientSettings) -> grpc.Channel:
+def connect(settings: ClientSettings, environment: Mapping[str, str] = os.environ) -> grpc.Channel:
     """Return a channel, with what the environment says to show. Raises InvalidRequest."""
     try:
-        return open_channel(settings.target, channel_options(settings))
+        return open_channel(settings.target, channel_options(settings), environment)
     except ValueError as problem:
         raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
 
@@ -144,7 +144,8 @@ class GrpcLink:
         self._calls: dict[int, Any] = {}
         self._channels = connect(settings), connect(settings)  # each connects with its first call
         self._stub, self._put_stub = map(KVCacheServiceStub, self._channels)
-        self._waiting = WaitingCalls(partial(connect, settings))
+        # Later connections show what the first one does: to the daemon the client is of one caller.
+        self._waiting = WaitingCalls(partial(connect, settings, dict(os.environ)))
         self._stop = threading.Event()
         timeout_s = settings.timeout.connect_s
         try:

@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -31,10 +32,10 @@ from .tracing import trace_metadata
 _abandoned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
 
 
-def connect(settings: ClientSettings) -> grpc.aio.Channel:
+def connect(settings: ClientSettings, environment: Mapping[str, str] = os.environ) -> grpc.aio.Channel:
     """Return a channel, as remote.py's `connect` does. Raises InvalidRequest."""
     try:
-        return open_aio_channel(settings.target, channel_options(settings))
+        return open_aio_channel(settings.target, channel_options(settings), environment)
     except ValueError as problem:
         raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
 
@@ -54,7 +55,7 @@ class AsyncGrpcLink:
         self._channels = connect(settings), connect(settings)
         self._stub: Any
         self._stub, self._put_stub = map(KVCacheServiceStub, self._channels)
-        self._waiting = WaitingCalls(partial(connect, settings))
+        self._waiting = WaitingCalls(partial(connect, settings, dict(os.environ)))
 
     async def attach(self, settings: ClientSettings) -> None:
         """Open the client. Raises Unavailable."""

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import kvtier
 from kvtier.appliance.cli.app import cli
 from kvtier.appliance.security.tokens import hash_of, make_token, parse
+from kvtier.clients import Geometry, NamespaceIdentity
 from kvtier.clients.errors import InvalidRequest, KvtierError, PermissionDenied
 from kvtier.v1.channels import credentials_for
 
@@ -20,6 +21,9 @@ from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
 from .certificates import Authority, write_server_files
 
+IDENTITY = NamespaceIdentity(b"m" * 16, Geometry(2, 2, 16, 16, "float16"))
+NAMES = [bytes([number]) * 32 for number in range(2)]
+PAYLOAD = bytes(IDENTITY.geometry.block_bytes)
 VARIABLES = ("KVTIER_TLS_CA", "KVTIER_TLS_CERTIFICATE", "KVTIER_TLS_KEY", "KVTIER_TOKEN_FILE")
 
 
@@ -88,6 +92,39 @@ def test_a_token_from_a_file_over_a_unix_socket(tmp_path: Path, monkeypatch: pyt
         assert "NOT_AUTHENTICATED" in status(target)[1]
         with pytest.raises(PermissionDenied, match="NOT_AUTHENTICATED"):
             version_over(target)
+
+
+def test_a_client_stays_the_one_that_it_was_when_it_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A get makes a connection of its own. Before: with what the environment said by then. The daemon refused
+    that, and the client opened itself anew, as another tenant: one that stored its blocks there had
+    them called stored already (tests/bench/test_timing.py, while puts had such a connection, too)."""
+    tokens = {name: make_token() for name in ("mine", "theirs")}
+    for name, token in tokens.items():
+        (tmp_path / name).write_text(token)
+    (tmp_path / "tokens").write_text("".join(f"{name} {hash_of(token)}\n" for name, token in tokens.items()))
+    tenants = {name: {"members": [f"token:{name}"]} for name in tokens}
+    settings = small_settings(tmp_path, access={"tokens": str(tmp_path / "tokens")}, tenants=tenants)
+    with DaemonThread(settings) as served:
+        target = served.daemon.grpc.addresses[0]
+
+        async def stored_and_found() -> int:
+            async with kvtier.AsyncClient(target, shared_memory=False) as client:
+                await client.info
+                monkeypatch.setenv("KVTIER_TOKEN_FILE", str(tmp_path / "theirs"))
+                namespace = await client.register(IDENTITY)
+                await client.put(namespace, NAMES[1:], PAYLOAD)
+                return (await client.get(namespace, NAMES[1:])).num_blocks
+
+        monkeypatch.setenv("KVTIER_TOKEN_FILE", str(tmp_path / "mine"))
+        with kvtier.Client(target, shared_memory=False) as client:
+            namespace = client.register(IDENTITY)
+            monkeypatch.setenv("KVTIER_TOKEN_FILE", str(tmp_path / "theirs"))
+            client.put(namespace, NAMES[:1], PAYLOAD)
+            assert client.get(namespace, NAMES[:1]).num_blocks == 1
+        monkeypatch.setenv("KVTIER_TOKEN_FILE", str(tmp_path / "mine"))
+        assert served.wait(stored_and_found()) == 1
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_sent(
