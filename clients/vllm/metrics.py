@@ -15,6 +15,10 @@ class KvtierStats(KVConnectorStats):
 
     data: dict[str, float]
 
+    def __getitem__(self, name: str) -> Any:
+        """As other processes get it; vLLM 0.28 takes it so under MultiConnector in one process, too."""
+        return getattr(self, name)
+
     def reset(self) -> None:
         """Forget what was counted."""
         self.data = {}

@@ -1,16 +1,25 @@
-"""`python -m tests.llamacpp.server MODEL FOLDER`: llama.cpp's own server, of the package xllamacpp, with one
-slot that it writes to FOLDER. Prints its address; ends with its input."""
+"""llama.cpp's own server with one slot, which it writes to a folder: the one in the library of the package
+xllamacpp, which `python -m tests.llamacpp.server MODEL FOLDER` runs, and the executable `llama-server`, if
+LLAMA_SERVER has its path.
+"""
 
+import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..ports import free_port
+from ..waiting import until
+
+EXECUTABLE = os.environ.get("LLAMA_SERVER", "")
+
 
 @contextmanager
-def running(model: Path, folder: Path) -> Iterator[str]:
-    """Run it; yield its address."""
+def library(model: Path, folder: Path) -> Iterator[str]:
+    """Run the library's; yield its address."""
     command = [sys.executable, "-m", __name__, str(model), str(folder)]
     with (
         (folder / "server.log").open("ab") as log,
@@ -23,6 +32,29 @@ def running(model: Path, folder: Path) -> Iterator[str]:
             yield next(line.strip() for line in process.stdout if line.startswith("http"))
         finally:
             process.kill()
+
+
+@contextmanager
+def executable(model: Path, folder: Path) -> Iterator[str]:
+    """Run the executable as docs/integrations/llama-cpp.md says; yield its address."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [EXECUTABLE, "-m", str(model), "--parallel", "1", "--slot-save-path", f"{folder}/"]
+    command += ["--ctx-size", "2048", "--threads", "2", "--port", str(port)]
+    with (folder / "server.log").open("ab") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            until(lambda: _is_healthy(url), f"{EXECUTABLE} does not answer", pause_s=0.1)
+            yield url
+        finally:
+            process.kill()
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def main() -> None:

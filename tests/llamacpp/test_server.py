@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,22 @@ import pytest
 from kvtier.clients.llamacpp import ServerSlots
 
 from ..daemon import Daemon
-from .server import running
+from .server import EXECUTABLE, executable, library
 
 BLOCK_TOKENS = 32
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("xllamacpp") is None, reason="no xllamacpp: `make test-llamacpp` installs it"
-)
+HAS_LIBRARY = importlib.util.find_spec("xllamacpp") is not None
+SERVERS = [
+    pytest.param(
+        library,
+        id="library",
+        marks=pytest.mark.skipif(not HAS_LIBRARY, reason="no xllamacpp: `make test-llamacpp` installs it"),
+    ),
+    pytest.param(
+        executable,
+        id="llama-server",
+        marks=pytest.mark.skipif(not EXECUTABLE, reason="LLAMA_SERVER has no path of a llama-server"),
+    ),
+]
 
 
 def words(seed: int, number: int) -> list[int]:
@@ -42,7 +54,13 @@ def complete(url: str, prompt: list[int], from_scratch: bool = False) -> tuple[l
     return told["tokens"], told["timings"]["prompt_n"]
 
 
-def test_another_server_goes_on_where_one_stopped(model: Path, daemon: Daemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize("running", SERVERS)
+def test_another_server_goes_on_where_one_stopped(
+    running: Callable[[Path, Path], AbstractContextManager[str]],
+    model: Path,
+    daemon: Daemon,
+    tmp_path: Path,
+) -> None:
     prompt = words(1, 300)
 
     def slots_of(url: str) -> ServerSlots:

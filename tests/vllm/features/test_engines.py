@@ -111,8 +111,12 @@ def test_a_mixture_of_connectors(tmp_path: Path, record_property: Record) -> Non
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"connectors": [options.connector, example]},
         }
-        with engine_of(replace(options, connector=mixture), tmp_path) as engine:
-            assert_found_right(engine, appliance, {"tokens": words(1, 300), "num_new": 8}, record_property)
+        ask = {"tokens": words(1, 300), "num_new": 8}
+        with (
+            unless_it_dies_alone(options, tmp_path, ask, others=example),
+            engine_of(replace(options, connector=mixture), tmp_path) as engine,
+        ):
+            assert_found_right(engine, appliance, ask, record_property)
             assert engine.metrics().get("vllm:external_prefix_cache_hits", 0) > 0
 
 
