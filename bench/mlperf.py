@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def print_table(options: argparse.Namespace, folder: Path) -> None:
-    """Measure every store in every mode and round; print medians, then every run."""
+    """Measure every store in every mode and round; print each run when it ends, then medians."""
     found: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     disk: dict[str, list[float]] = defaultdict(list)
     for turn in range(options.rounds):
@@ -128,9 +128,12 @@ def print_table(options: argparse.Namespace, folder: Path) -> None:
             for name, what in (("new", "write"), ("again", "write"), ("read", "randread")):
                 disk[name].append(fio(folder / "fio", what, CALL_BYTES, options.users, 2 * GIB, turn))
             shutil.rmtree(folder / "fio")
+            print("fio    ", *(f"{name} {values[-1]:.2f}" for name, values in disk.items()), flush=True)
             for store in options.stores[turn % 2 :] + options.stores[: turn % 2]:
-                found[store, mode].append(measure(options, store, mode, folder))
-                print(f"round {turn + 1}: {store}, {mode}", file=sys.stderr, flush=True)
+                run = measure(options, store, mode, folder)
+                found[store, mode].append(run)
+                line = (f"{head} {run.get(at, math.nan):.4g};" for head, of, at in COLUMNS if of == mode)
+                print(f"{mode:8}{store:9}", *line, flush=True)
     columns = [column for column in COLUMNS if column[1] in options.modes]
 
     def median(store: str, mode: str, name: str) -> float:
@@ -147,12 +150,6 @@ def print_table(options: argparse.Namespace, folder: Path) -> None:
         shown_of = {"write_gbs": medians[write], "read_gbs": medians["read"] if write == "again" else ""}
         rows.append([label, *(shown_of.get(name, "") for *_, name in columns), ""])
     print(render(["store", *(head for head, *_ in columns), "missed"], rows))
-    for name, speeds in disk.items():
-        print(f"fio, {name}:", *(f"{speed:.2f}" for speed in speeds))
-    for store in options.stores:
-        for head, mode, name in columns:
-            runs = " ".join(f"{run.get(name, math.nan):.4g}" for run in found[store, mode])
-            print(f"{store:9}{mode:8}{head:16}{runs}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def main() -> int:
     if arguments.claim:
         chosen = [claim for claim in claims if claim.name in arguments.claim]
     else:
-        chosen = [] if arguments.page else rerun.within(claims, arguments.minutes, rerun.commit_here())
+        chosen = [] if arguments.page else rerun.left_to_run(claims, rerun.commit_here())
     claims, not_run = rerun.run_all(claims, chosen, arguments.minutes, write)
     write(claims)
     ran = {claim.name for claim in chosen}

@@ -53,30 +53,27 @@ def run(claim: Claim) -> Claim:
     return replace(claim, runs=(*claim.runs, entry))
 
 
-def within(claims: list[Claim], minutes: float, commit: str) -> list[Claim]:
+def left_to_run(claims: list[Claim], commit: str) -> list[Claim]:
     """Return the claims that can be run again and were not run at `commit`, those that were run longest ago
-    first, up to `minutes` of them together."""
-    chosen: list[Claim] = []
+    first."""
     is_new = commit.endswith("+")  # the changes may be others
     can_run = [one for one in claims if one.minutes and (is_new or one.runs[-1].commit != commit)]
-    for claim in sorted(can_run, key=lambda claim: claim.runs[-1].date):
-        if sum(one.minutes for one in chosen) + claim.minutes <= minutes:
-            chosen.append(claim)
-    return chosen
+    return sorted(can_run, key=lambda claim: claim.runs[-1].date)
 
 
 def run_all(
     claims: list[Claim], chosen: list[Claim], minutes: float, keep: Callable[[list[Claim]], None]
 ) -> tuple[list[Claim], list[str]]:
     """Return all claims, the chosen ones with another run each, and what did not run, a line each.
-    No run begins after `minutes`; `keep` is called after each."""
+    None begins that would not end within `minutes`, of the clock: what cannot run here leaves its time to the
+    others. `keep` is called after each."""
     after, not_run = {claim.name: claim for claim in claims}, []
     ends_at = time.monotonic() + 60 * minutes
     for claim in chosen:
         began_at = time.monotonic()
         try:
-            if began_at > ends_at:
-                raise NotRun("the time is over; the next call goes on here")
+            if began_at + 60 * claim.minutes > ends_at:
+                raise NotRun("no time is left for it; the next call goes on here")
             after[claim.name] = run(claim)
         except (NotRun, ValueError) as error:
             not_run.append(f"{claim.name}: {error}")

@@ -79,26 +79,32 @@ def test_a_failing_command_adds_no_run(capsys: pytest.CaptureFixture[str]) -> No
     assert "not run" in capsys.readouterr().out
 
 
-def test_an_hour_takes_what_was_run_longest_ago() -> None:
+def test_what_was_run_longest_ago_comes_first() -> None:
     old, young = a_claim("a", 40, "2026-01-01"), a_claim("b", 40, "2026-02-01")
-    short, never = a_claim("c", 10, "2026-03-01"), a_claim("d", 0)
-    assert rerun.within([young, old, short, never], 60, "def") == [old, short]
-    assert rerun.within([young, old, short, never], 60, "abc") == []
+    never = a_claim("d", 0)
+    assert rerun.left_to_run([young, old, never], "def") == [old, young]
+    assert rerun.left_to_run([young, old, never], "abc") == []
     changed = replace(old, runs=(Run("2026-01-01", "abc+", "m"),))
-    assert rerun.within([changed], 60, "abc+") == [changed]
+    assert rerun.left_to_run([changed], "abc+") == [changed]
 
 
-def test_what_ended_is_kept_and_no_run_begins_after_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_ended_is_kept_and_none_begins_that_has_no_time(capsys: pytest.CaptureFixture[str]) -> None:
     kept: list[list[Claim]] = []
     first = a_claim("python -c print('speed',3)")
-    second = replace(first, name="second")
-    after, not_run = rerun.run_all([first, second], [first, second], 60, kept.append)
-    assert [len(one.runs) for one in after] == [2, 2]
-    assert [[len(one.runs) for one in state] for state in kept] == [[2, 1], [2, 2]]
-    after, not_run = rerun.run_all([first, second], [first, second], -1, kept.append)
-    assert [len(one.runs) for one in after] == [1, 1]
-    assert len(not_run) == 2
+    second, long = replace(first, name="second"), replace(first, name="long", minutes=61)
+    all_three = [first, long, second]
+    after, not_run = rerun.run_all(all_three, all_three, 60, kept.append)
+    assert [len(one.runs) for one in after] == [2, 1, 2]
+    assert [[len(one.runs) for one in state] for state in kept] == [[2, 1, 1], [2, 1, 2]]
+    assert [line.partition(":")[0] for line in not_run] == ["long"]
     assert "goes on here" in capsys.readouterr().out
+
+
+def test_what_cannot_run_here_leaves_its_time_to_the_others() -> None:
+    lacking, able = a_claim("python $NO_SUCH/x", 40), a_claim("python -c print('speed',3)", 40)
+    after, not_run = rerun.run_all([lacking, able], [lacking, able], 60, lambda _: None)
+    assert [len(one.runs) for one in after] == [1, 2]
+    assert len(not_run) == 1
 
 
 def test_the_page_has_a_section_for_each_claim() -> None:
