@@ -1,14 +1,18 @@
 """Requests that wait for room: a bounded queue, most urgent first, with a deadline each.
 
-Of equally urgent ones a read goes before the puts of the last READS_FIRST_S: a prefill waits for it, and
-seldom for a put. Always before them was rejected: while there are reads no put would get room.
+Of equally urgent ones tenants take turns, and within a tenant the first that came is the first. A read goes
+before the puts of the last READS_FIRST_S, whichever tenant they are of: a prefill waits for it, and seldom
+for a put. Always before them was rejected: while there are reads no put would get room.
 
 A put or an acquire that finds a tier full is not refused at once: spills are on their way, and the caller
-said how long it can wait. When room appears every waiting request is tried again in order; one that
-still does not fit stops the queue, so that a large request is not starved by small ones.
+said how long it can wait. When room appears the waiting requests are tried again in order; one that still
+does not fit stops those of its tenant, so that a large request is not starved by small ones. A put that
+comes is tried at once: what room there was, those that wait have taken after the last event. Letting it wait
+behind these was rejected: the device had less to write, and a flood of puts took 1.3 times as long.
 """
 
 import heapq
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -18,6 +22,8 @@ from ..shares import Shares
 
 #: The start that a read has over a put.
 READS_FIRST_S: Final = 0.5
+#: Tenants tried in vain in one step.
+MAX_MISFITS: Final = 4
 
 
 class Job(Protocol):
@@ -43,7 +49,6 @@ class _Entry:
     order: int
     job: Job = field(compare=False)
     deadline_at: float = field(compare=False)
-    tenant: str = field(compare=False)
 
 
 class Waiting:
@@ -54,16 +59,17 @@ class Waiting:
 
     def __init__(self, core: CoreState) -> None:
         self._core = core
-        self._heap: list[_Entry] = []
+        #: A heap for each tenant, first that of the tenant that has its turn.
+        self._queues: OrderedDict[str, list[_Entry]] = OrderedDict()
         self._order = 0
         self._shares = Shares(core.options.max_waiting_puts, core.options.num_tenants)
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return self._shares.taken
 
     def is_full(self, tenant: str) -> bool:
         """Whether one more request of a tenant must be refused with TOO_MANY_IN_FLIGHT."""
-        if not self._heap:
+        if not self._queues:
             return False
         self._shares.resize(self._core.options.max_waiting_puts, self._core.options.num_tenants)
         return not self._shares.may_take(tenant, 1)
@@ -74,8 +80,8 @@ class Waiting:
 
     @property
     def wants_turn(self) -> bool:
-        """Whether the first in the queue waits for nothing but a Tick."""
-        return bool(self._heap) and self._heap[0].job.wants_turn
+        """Whether the first request of a tenant waits for nothing but a Tick."""
+        return any(queue[0].job.wants_turn for queue in self._queues.values())
 
     def add(self, job: Job, urgency: Urgency, deadline_at: float, tenant: str, behind_s: float = 0.0) -> None:
         """Let a request of a tenant wait until room appears or its deadline passes.
@@ -83,33 +89,54 @@ class Waiting:
         self._order += 1
         self._shares.add(tenant, 1)
         turn_at = self._core.now + behind_s
-        heapq.heappush(self._heap, _Entry(urgency, turn_at, self._order, job, deadline_at, tenant))
+        entry = _Entry(urgency, turn_at, self._order, job, deadline_at)
+        heapq.heappush(self._queues.setdefault(tenant, []), entry)
 
     def retry(self, is_tick: bool) -> None:
-        """Continue the waiting requests in order until one does not fit.
+        """Continue the waiting requests in order, of each tenant until one does not fit.
 
         One that wants a turn gets it at a Tick only: between two ticks the shell serves others.
         """
-        while self._heap:
-            job = self._heap[0].job
+        misfits: set[str] = set()
+        while len(misfits) < MAX_MISFITS and (tenant := self._next(misfits)) is not None:
+            queue = self._queues[tenant]
+            job = queue[0].job
             if job.wants_turn and not is_tick:
-                return
-            if not job.is_done and not job.advance():
-                return
-            self._shares.give(heapq.heappop(self._heap).tenant, 1)
+                misfits.add(tenant)
+                continue
+            if job.is_done or job.advance():
+                heapq.heappop(queue)
+                self._shares.give(tenant, 1)
+            else:
+                misfits.add(tenant)
+            self._queues.move_to_end(tenant)
+            if not queue:
+                del self._queues[tenant]
+
+    def _next(self, misfits: set[str]) -> str | None:
+        """Return the tenant of the next request to try, None without any of others than `misfits`."""
+        found, best = None, (len(Urgency), False)
+        for tenant, queue in self._queues.items():
+            rank = (int(queue[0].urgency), queue[0].turn_at > self._core.now)
+            if rank < best and tenant not in misfits:
+                found, best = tenant, rank
+        return found
 
     def expire(self, now: float) -> None:
         """Let requests past their deadline settle for what they have."""
-        expired = [entry for entry in self._heap if entry.deadline_at <= now or entry.job.is_done]
-        if not expired:
-            return
-        self._heap = [e for e in self._heap if e.deadline_at > now and not e.job.is_done]
-        heapq.heapify(self._heap)
-        for entry in sorted(expired):
-            self._shares.give(entry.tenant, 1)
-            if not entry.job.is_done:
-                entry.job.give_up()
+        for tenant, queue in list(self._queues.items()):
+            expired = [entry for entry in queue if entry.deadline_at <= now or entry.job.is_done]
+            if not expired:
+                continue
+            self._queues[tenant] = [e for e in queue if e.deadline_at > now and not e.job.is_done]
+            heapq.heapify(self._queues[tenant])
+            if not self._queues[tenant]:
+                del self._queues[tenant]
+            for entry in sorted(expired):
+                self._shares.give(tenant, 1)
+                if not entry.job.is_done:
+                    entry.job.give_up()
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline, None when no request waits."""
-        return min((entry.deadline_at for entry in self._heap), default=None)
+        return min((entry.deadline_at for queue in self._queues.values() for entry in queue), default=None)

@@ -7,6 +7,7 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.events import RetentionHint
+from kvtier.appliance.core.requests.waiting import MAX_MISFITS
 from kvtier.appliance.core.results import AcquireResult, PinResult, Refusal
 from kvtier.tiers.block import Tier, Urgency
 
@@ -136,12 +137,16 @@ def test_what_a_tenant_says_of_retention_costs_no_other_one_its_part_of_memory(
 
 
 class Waiter:
-    """A request that waits for room that never comes."""
+    """A request that waits for room, which comes when it is told. `tried` are those that were continued."""
 
-    is_done = wants_turn = False
+    is_done = wants_turn = has_room = False
+
+    def __init__(self, tried: list["Waiter"] | None = None) -> None:
+        self.tried = [] if tried is None else tried
 
     def advance(self) -> bool:
-        return False
+        self.tried.append(self)
+        return self.has_room
 
     def give_up(self) -> None:
         self.is_done = True
@@ -155,6 +160,35 @@ def test_puts_that_wait_for_room_leave_the_others_their_share() -> None:
     assert not waiting.is_full("tenant:bolt")
     waiting.expire(2.0)
     assert waiting.held("tenant:acme") == 0
+
+
+def test_tenants_take_turns_for_room() -> None:
+    """The first of a tenant stops its own, and none of the others; reads go before recent puts of all."""
+    waiting, tried = Divided().planner.waiting, list[Waiter]()
+    first, second, third, read, other = (Waiter(tried) for _ in range(5))
+    for put in (first, second, third):
+        waiting.add(put, Urgency.QUEUED, 9.0, "tenant:acme", behind_s=0.5)
+    waiting.add(other, Urgency.QUEUED, 9.0, "tenant:bolt", behind_s=0.5)
+    waiting.retry(is_tick=False)
+    assert tried == [first, other]
+    other.has_room = True
+    waiting.retry(is_tick=False)
+    assert tried[2:] == [first, other]
+    waiting.add(other, Urgency.QUEUED, 9.0, "tenant:bolt", behind_s=0.5)
+    waiting.add(read, Urgency.QUEUED, 9.0, "tenant:bolt")
+    first.has_room = second.has_room = third.has_room = read.has_room = True
+    waiting.retry(is_tick=False)
+    assert tried[4:] == [read, first, other, second, third]
+    assert len(waiting) == 0
+
+
+def test_a_step_tries_a_bounded_number_of_tenants() -> None:
+    waiting, tried = Divided().planner.waiting, list[Waiter]()
+    for tenant in range(3 * MAX_MISFITS):
+        waiting.add(Waiter(tried), Urgency.QUEUED, 9.0, f"tenant:{tenant}")
+    for _ in range(3):
+        waiting.retry(is_tick=False)
+    assert len(tried) == len(set(tried)) == 3 * MAX_MISFITS, "each in its turn"
 
 
 def test_acquires_that_expect_blocks_leave_the_others_their_share() -> None:
