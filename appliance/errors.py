@@ -311,14 +311,6 @@ def trailing_metadata(problem: ApplianceError) -> tuple[tuple[str, str | bytes],
     )
 
 
-def error_table_markdown() -> str:
-    """Return REASONS as the Markdown table of docs/api.md."""
-    lines = ["| reason | gRPC code | condition | recovery |", "|---|---|---|---|"]
-    for reason, row in REASONS.items():
-        lines.append(f"| `{reason}` | `{row.code.name}` | {row.condition} | {row.recovery} |")
-    return "\n".join(lines) + "\n"
-
-
 def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)

@@ -21,18 +21,14 @@ from helm.chart_files import chart_files
 from kvtier.appliance.config import schema_text
 from kvtier.appliance.core.catalog.states import STATE_MEANING, State
 from kvtier.appliance.core.catalog.transitions import TRANSITIONS
-from kvtier.appliance.errors import error_table_markdown
-from kvtier.appliance.observability.alerts import alerts_yaml
 from kvtier.appliance.observability.dashboard import dashboard_json
-from kvtier.appliance.observability.exposition import reference_markdown as metrics_markdown
-from kvtier.appliance.replay.models import catalogue_markdown
-from kvtier.appliance.security.rights import matrix_markdown
 from kvtier.clients.errors import CLIENT_REASONS
 from kvtier.v1.unreachable import REASONS as UNREACHABLE
 
 from .claims.page import claims_page
 from .docs.cli_page import cli_markdown, completion_json
 from .docs.settings_page import reference_table, setting_keys
+from .docs.tables import catalogue_markdown, error_table_markdown, matrix_markdown, metrics_markdown
 from .scorecard.page import scorecard_page
 from .sync_source import sync_modules
 from .vllm.matrix.page import compatibility_page
@@ -154,11 +150,9 @@ that come with kvtier (`helm/kvtier/files/`) use nothing else; a test checks eve
     yield ROOT / "docs" / "metrics.md", text.encode()
 
 
-def dashboards() -> Iterator[tuple[Path, bytes]]:
-    """Yield the Grafana dashboard and the Prometheus alert rules."""
-    folder = ROOT / "helm" / "kvtier" / "files"
-    yield folder / "dashboard.json", dashboard_json().encode()
-    yield folder / "alerts.yaml", alerts_yaml().encode()
+def dashboard() -> Iterator[tuple[Path, bytes]]:
+    """Yield the Grafana dashboard."""
+    yield ROOT / "helm" / "kvtier" / "files" / "dashboard.json", dashboard_json().encode()
 
 
 def policy_reference() -> Iterator[tuple[Path, bytes]]:
@@ -215,7 +209,7 @@ GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     policy_reference,
     cli_reference,
     metrics_reference,
-    dashboards,
+    dashboard,
     model_catalogue,
     security_matrix,
     chart_files,

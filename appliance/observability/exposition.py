@@ -1,4 +1,4 @@
-"""Exposition: the table of metrics as Prometheus reads it, and as people do."""
+"""Exposition: the table of metrics as Prometheus reads it."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from .daemon_view import DaemonView
 from .metrics import Family
-from .metrics_table import GROUPS, LABELS, METRICS
+from .metrics_table import METRICS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -27,20 +27,3 @@ def exposition(view: DaemonView) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(view))
     return bytes(generate_latest(registry))
-
-
-def reference_markdown() -> str:
-    """Return the table for docs/metrics.md."""
-    parts = []
-    for title, metrics in GROUPS.items():
-        parts.append(
-            f"\n## {title}\n\n| metric | kind | labels | what it is | what it is for |\n"
-            "|---|---|---|---|---|\n"
-        )
-        for metric in metrics:
-            what = metric.what + (f" Always: {metric.invariant}." if metric.invariant else "")
-            labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
-            parts.append(f"| `{metric.name}` | {metric.kind} | {labels} | {what} | {metric.use} |\n")
-    labels = "".join(f"| `{label}` | {values} |\n" for label, values in sorted(LABELS.items()))
-    parts.append(f"\n## Labels\n\nAll from closed sets.\n\n| label | values |\n|---|---|\n{labels}")
-    return "".join(parts)

@@ -162,15 +162,3 @@ def find(text: str) -> tuple[CataloguedModel, str] | None:
         f"no model {text!r} in the catalogue; perhaps {', '.join(near)}? "
         "Write LAYERSxHEADSxDIM[:DTYPE] for others"
     )
-
-
-def catalogue_markdown() -> str:
-    """Return the catalogue as a Markdown table."""
-    lines = ["| `--model` | attention | bytes a token | with `:fp8` | of which windows | source |"]
-    lines.append("|---|---|---:|---:|---:|---|")
-    for name, model in CATALOGUE.items():
-        windows = f"{model.windowed_share:.0%}" if model.windowed_share else "-"
-        sizes = f"{model.token_bytes():,} | {model.token_bytes('fp8'):,}"
-        link = f"[{model.source}](https://huggingface.co/{model.source}/blob/main/config.json)"
-        lines.append(f"| `{name}` | {model.attention} | {sizes} | {windows} | {link} |")
-    return "\n".join(lines) + "\n"

@@ -111,22 +111,3 @@ def limited_calls() -> frozenset[Method]:
     by_name = {method.name.replace("_", "").lower(): method for method in Method}
     named = {by_name[name.lower()] for name in asked if name.lower() in by_name}
     return frozenset(named | {Method.GET_PAGES, Method.PUT_PAGES})
-
-
-def matrix_markdown() -> str:
-    """Return the table as Markdown: every call, and the answer to each kind of caller."""
-    lines = [
-        "| call | no certificate | wrong authority | another tenant's things | tenant | admin, no tenant |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, right in RIGHTS.items():
-        foreign = f"`{right.foreign}`" if right.foreign else "answered; nothing of the other's"
-        tenant, admin = "answered", "answered"
-        if right.role is Role.ADMIN:
-            foreign = tenant = "`NOT_ADMIN`"
-        elif right.role is Role.HOST:
-            foreign = tenant = admin = "`NOT_A_HOST`"
-        elif right.role is Role.TENANT:
-            admin = "`NO_TENANT`"
-        lines.append(f"| `{name}` | no connection | no connection | {foreign} | {tenant} | {admin} |")
-    return "\n".join(lines) + "\n"

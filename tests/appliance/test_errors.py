@@ -24,6 +24,7 @@ from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from kvtier.v1.local import Method
 
+from ..docs.tables import error_table_markdown
 from .conftest import small_settings
 from .loops import DaemonThread
 from .raw_client import RawClient, Refused, chain, identity
@@ -61,7 +62,7 @@ def test_every_reason_that_is_given_is_documented_and_the_other_way_round() -> N
 
 
 def test_the_table_is_printed_whole() -> None:
-    table = errors.error_table_markdown()
+    table = error_table_markdown()
     for reason, row in errors.REASONS.items():
         [line] = [line for line in table.splitlines() if line.startswith(f"| `{reason}` |")]
         assert row.code.name in line

@@ -2,11 +2,12 @@
 
 import pytest
 
-from kvtier.appliance.replay.models import CATALOGUE, catalogue_markdown, find
+from kvtier.appliance.replay.models import CATALOGUE, find
 from kvtier.appliance.replay.setups import ModelShape, block_slot_bytes, single_tier
 from kvtier.appliance.replay.sweep import run_setup
 from kvtier.appliance.replay.traces import TraceNamespace
 
+from ..docs.tables import catalogue_markdown
 from .traces import drawn, request, trace_of
 
 #: name: bytes a token in bfloat16 and with fp8, from the configurations by hand.
