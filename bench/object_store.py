@@ -37,8 +37,8 @@ from bench.table import render
 from kvtier.appliance.transfer.object_edge import EPOCH_DAYS
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
 from kvtier.sources.objects.keys import Epochs, bundle_key
-from kvtier.sources.objects.limits import blocks_per_bundle
 from kvtier.sources.objects.store import ObjectStore, StoreLimits
+from kvtier.v1.bundles import blocks_per_bundle
 from tests.daemon import PATIENT, Daemon
 from tests.sources.objects.gateway import gateway
 from tests.waiting import until

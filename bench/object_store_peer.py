@@ -31,8 +31,8 @@ from bench.object_store import Host
 from bench.object_store_prompts import HEAD_DIM, NUM_HEADS, NUM_LAYERS, TOKEN_BYTES, payload
 from bench.table import render
 from kvtier.clients import Geometry, NamespaceIdentity
-from kvtier.sources.objects.limits import BUNDLE_TOKENS
 from kvtier.sources.objects.store import ObjectStore
+from kvtier.v1.bundles import BUNDLE_TOKENS
 from tests.sources.objects.gateway import Gateway, gateway, why_not
 from tests.waiting import until
 

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvtier.clients import Client
-from kvtier.sources.objects.limits import BUNDLE_TOKENS, TARGET_BYTES
+from kvtier.v1.bundles import BUNDLE_TOKENS, TARGET_BYTES
 
 from .daemon import ExampleDaemon
 from .demo import SETTINGS, Demo, perform

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from typing import Final
 
 from ...sources.directories.records import OLDEST, PROTOCOL
-from ...sources.objects.limits import blocks_per_bundle
 from ...sources.peers.inventory import short_names
 from ...tiers.block import Tier
 from ...v1 import peer_pb2 as pb
+from ...v1.bundles import blocks_per_bundle
 from ...v1.types_pb2 import HostLoad
 from ..core.catalog.catalog import NO_ROW, Catalog, NamespaceEntry
 from ..core.catalog.table import NUM_PARTS

@@ -23,7 +23,6 @@ from typing import Final
 
 import grpc
 
-from ...sources.objects.limits import blocks_per_bundle
 from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, break_off
 from ...sources.peers.receiving import PayloadReader, connect
 from ...tiers.base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
@@ -31,6 +30,7 @@ from ...tiers.block import NamespaceIdentity, Tier, Urgency, tenant_of
 from ...tiers.codecs.base import shape_of
 from ...tiers.codecs.streaming import usable_codecs
 from ...v1 import peer_pb2 as pb
+from ...v1.bundles import blocks_per_bundle
 from ...v1.conversions import urgency_to_wire
 from ...v1.shm import CHECKSUM_BYTES
 from ..core.events import CopyFinished, Event, SourceChanged, SourceSearched

@@ -16,9 +16,9 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from ...sources.objects.limits import blocks_per_bundle
 from ...tiers.block import NamespaceIdentity, tenant_of
 from ...v1 import kvcache_pb2 as pb
+from ...v1.bundles import blocks_per_bundle
 from ...v1.types_pb2 import HostLoad
 from ..core.fleet.fleet_rank import FleetRank, KnownHost, disk_load_s, is_full, rank_fleet
 from ..core.fleet.promises import Promises

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ...sources.objects.limits import TARGET_BYTES
+from ...v1.bundles import TARGET_BYTES
 from ..config import Access, Settings
 from ..config.units import format_bytes
 from ..core.options import PlannerOptions

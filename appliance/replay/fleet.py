@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ...sources.objects.limits import blocks_per_bundle
 from ...tiers.base import Cause, CopyOutcome
+from ...v1.bundles import blocks_per_bundle
 from ..core import events as ev
 from ..core.fleet.fleet_rank import is_full
 from ..core.fleet.ranking import HostOffer, rank_hosts

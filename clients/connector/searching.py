@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from ...v1.bundles import blocks_per_bundle
 from ...v1.types import Geometry
 from ..sync import Client
 from ..values.namespace import Namespace
@@ -11,7 +12,6 @@ from ..values.types import Lookup
 
 SEARCH_WAIT_S = 0.25  # a search of a long prompt takes some ten round trips
 MAX_PAUSE_S = 0.02  # between two lookups
-BUNDLE_TOKENS, BUNDLE_BYTES = 256, 64 << 20  # at most, that a store keeps together (docs/bundle-format.md)
 
 
 class SearchWait:
@@ -49,7 +49,5 @@ def lookup_after_search(
 
 def whole_bundles(num_blocks: int, geometry: Geometry) -> int:
     """Return about `num_blocks`: in pieces of so many blocks no bundle is cut, which would not be fetched."""
-    size = max(1, BUNDLE_TOKENS // geometry.block_tokens)
-    while size > 1 and size * geometry.block_bytes > BUNDLE_BYTES:
-        size //= 2
+    size = blocks_per_bundle(geometry)
     return max(size, num_blocks - num_blocks % size)

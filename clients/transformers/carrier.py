@@ -16,7 +16,7 @@ import torch
 
 from ...v1.types import Geometry, NamespaceIdentity, PutOutcome, Tier, Urgency
 from ..connector.layout import gather, scatter, shape_of
-from ..connector.searching import lookup_after_search
+from ..connector.searching import lookup_after_search, whole_bundles
 from ..sync import Client
 from ..values.keys import prefix_hashes
 from ..values.namespace import Namespace
@@ -28,7 +28,6 @@ from .probe import CacheShape
 States = list[tuple[Any, Any]]  # keys and values of each layer of a kind
 NUM_GROUPS = 4  # layer groups of a block, unless told otherwise
 PIECE_BYTES = 32 << 20
-BUNDLE_TOKENS = 256  # that an object store keeps together (docs/bundle-format.md)
 MAX_TRIES = 3  # of a load, while blocks leave as it reads them
 
 
@@ -241,10 +240,7 @@ class Carrier:
     def _pieces(self, namespace: Namespace, first: int, end: int) -> Iterator[tuple[int, int, Any]]:
         """Yield (first block, end block, an array for them in the buffer), in order."""
         geometry = namespace.geometry
-        step = max(1, PIECE_BYTES // geometry.block_bytes)
-        bundle_blocks = max(1, BUNDLE_TOKENS // self._block_tokens)
-        if step > bundle_blocks:  # a bundle that is cut is not found in a store
-            step -= step % bundle_blocks
+        step = whole_bundles(PIECE_BYTES // geometry.block_bytes, geometry)
         wanted = min(step, max(0, end - first)) * geometry.block_bytes
         if len(self._buffer) < wanted:
             self._buffer = torch.zeros(wanted, dtype=torch.uint8)

@@ -26,7 +26,7 @@ from ...tiers.block import HASH_BYTES, FragmentLabel, Geometry
 from ...tiers.codecs.base import PROFILED_ID
 from ...tiers.codecs.registry import KNOWN_CODECS
 from ...tiers.encryption.envelope import ENVELOPE_BYTES
-from .limits import MAX_FRAGMENTS
+from ...v1.bundles import MAX_FRAGMENTS
 
 Entries: TypeAlias = npt.NDArray[np.void]  # dtype ENTRY
 

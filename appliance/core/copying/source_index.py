@@ -8,8 +8,8 @@ there is believed for an hour, after which an export asks again: a bundle may ha
 
 from typing import Final
 
-from ....sources.objects.limits import blocks_per_bundle
 from ....tiers.block import tenant_of
+from ....v1.bundles import blocks_per_bundle
 from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..remembered import Remembered

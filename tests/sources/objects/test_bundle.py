@@ -25,7 +25,6 @@ from kvtier.sources.objects.layout import (
     pack_head,
     unpack_head,
 )
-from kvtier.sources.objects.limits import MAX_FRAGMENTS, TARGET_BYTES, blocks_per_bundle
 from kvtier.tiers.base import Cause, CopyError
 from kvtier.tiers.block import Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import shape_of
@@ -33,6 +32,7 @@ from kvtier.tiers.codecs.registry import codec_named
 from kvtier.tiers.encryption.envelope import Envelopes
 from kvtier.tiers.encryption.keyring import Keyring
 from kvtier.tiers.encryption.master_keys import MasterKeys
+from kvtier.v1.bundles import MAX_FRAGMENTS, TARGET_BYTES, blocks_per_bundle
 from tests.sources.objects.bundles import (
     GEOMETRY,
     RED,

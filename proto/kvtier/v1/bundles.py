@@ -1,8 +1,8 @@
-"""Limits of a bundle, and how many blocks it holds. docs/bundle-format.md promises them."""
+"""Limits of a store's bundle, which docs/bundle-format.md promises, and how many blocks it holds."""
 
 from typing import Final
 
-from ...tiers.block import Geometry
+from .types import Geometry
 
 BUNDLE_TOKENS: Final = 256
 TARGET_BYTES: Final = 64 << 20  # of a bundle's raw payloads, unless one block has more
