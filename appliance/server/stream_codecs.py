@@ -10,8 +10,8 @@ Which codec, the policy says for each layer group (compression.codec, and rules 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from ...tiers.base import Buffer
 from ...tiers.block import NamespaceIdentity
@@ -34,12 +34,14 @@ from ..errors import error
 MAX_AHEAD = 2  # fragments being encoded or waiting to be sent
 
 
-class EncodedFragment(NamedTuple):
-    """A fragment about to be sent: encoded, or as it is in its slot."""
+@dataclass(slots=True)
+class SentFragments:
+    """What is about to be sent: a fragment, encoded or as it is in its slot, or several of the latter."""
 
-    part: ReadyFragment
+    parts: list[ReadyFragment]
     choice: StreamChoice
     encoded: Encoded | None
+    num_bytes: int  # of payload
 
 
 class GetEncoder:
@@ -59,12 +61,27 @@ class GetEncoder:
         self._view = view
         self._checksum = checksum
 
-    async def encode(self, parts: Iterable[ReadyFragment]) -> AsyncIterator[EncodedFragment]:
-        """Yield fragments in order, encoded where that pays.
+    async def messages(self, parts: Iterable[ReadyFragment], most_bytes: int) -> AsyncIterator[SentFragments]:
+        """Yield fragments in order, encoded where that pays; others together, up to `most_bytes`."""
+        waiting: SentFragments | None = None
+        async for one in self._encode(parts):
+            is_alike = waiting is not None and one.encoded is None and one.choice == waiting.choice
+            if waiting is not None and is_alike and waiting.num_bytes + one.num_bytes <= most_bytes:
+                waiting.parts += one.parts
+                waiting.num_bytes += one.num_bytes
+                continue
+            if waiting is not None:
+                yield waiting
+            waiting = one
+            if one.encoded is not None or one.num_bytes >= most_bytes:
+                yield one
+                waiting = None
+        if waiting is not None:
+            yield waiting
 
-        Long encodings run a little ahead of the reader.
-        """
-        ahead: deque[asyncio.Task[EncodedFragment]] = deque()
+    async def _encode(self, parts: Iterable[ReadyFragment]) -> AsyncIterator[SentFragments]:
+        """Yield fragments one by one. Long encodings run a little ahead of the reader."""
+        ahead: deque[asyncio.Task[SentFragments]] = deque()
         try:
             for part in parts:
                 shape = shape_of(self._identity.geometry, part.group)
@@ -72,7 +89,7 @@ class GetEncoder:
                 if choice.codec is None or is_brief(choice.codec.codec_id, shape, encodes=True):
                     while ahead:
                         yield await ahead.popleft()
-                    yield EncodedFragment(part, choice, self._encoded(part, choice, shape))
+                    yield SentFragments([part], choice, self._encoded(part, choice, shape), part.length)
                     continue
                 before = ahead[-1] if ahead else None
                 ahead.append(asyncio.create_task(self._encode_apart(part, choice, shape, before)))
@@ -88,11 +105,12 @@ class GetEncoder:
         part: ReadyFragment,
         choice: StreamChoice,
         shape: Shape,
-        before: "asyncio.Task[EncodedFragment] | None",
-    ) -> EncodedFragment:
+        before: "asyncio.Task[SentFragments] | None",
+    ) -> SentFragments:
         if before is not None:
             await asyncio.wait([before])  # one at a time: a get is one thread's work
-        return EncodedFragment(part, choice, await asyncio.to_thread(self._encoded, part, choice, shape))
+        encoded = await asyncio.to_thread(self._encoded, part, choice, shape)
+        return SentFragments([part], choice, encoded, part.length)
 
     def _encoded(self, part: ReadyFragment, choice: StreamChoice, shape: Shape) -> Encoded | None:
         if choice.codec is None:

@@ -21,13 +21,13 @@ from ...tiers.codecs.streaming import SendMeter, StreamEncoder
 from ...v1 import kvcache_pb2 as pb
 from ...v1.shm import PAGE_BYTES
 from ..core import events
-from ..core.results import KeepAliveResult, PutResult, Refusal
+from ..core.results import KeepAliveResult, PutResult, ReadyFragment, Refusal
 from ..core.shares import Shares
 from ..errors import error, from_refusal
 from ..security.callers import Caller
 from ..security.client_registry import ConnectedClient
 from .cache_service import CacheService
-from .stream_codecs import EncodedFragment, GetEncoder, PutDecoder
+from .stream_codecs import GetEncoder, PutDecoder, SentFragments
 
 CHUNK_BYTES = 1 << 20  # of an answer; gRPC's own limit for a message is 4 MiB
 #: Payload of all puts over gRPC in progress, which is held in memory meanwhile; also the largest single put,
@@ -227,10 +227,11 @@ class ByteStreams:
             async for result in replies:
                 lease_id, num_blocks = result.lease_id, result.num_blocks
                 meter.begin()
-                async for one in encoder.encode(result.ready):
-                    for message in self._messages(client, lease_id, num_blocks, one):
+                most_bytes = CHUNK_BYTES if request.takes_several else 0
+                async for sent in encoder.messages(result.ready, most_bytes):
+                    for message in self._messages(client, lease_id, num_blocks, sent):
                         yield message
-                    meter.sent(one.choice, one.part.length)
+                    meter.sent(sent.choice, sent.num_bytes)
             yield pb.GetResponse(num_blocks=num_blocks, last=True)
         finally:
             service.appliance.abandon(replies)
@@ -246,24 +247,34 @@ class ByteStreams:
             client.encoder,
             service.compression,
             service.identity_of(caller, request.acquire.namespace_id),
-            lambda part: service.memory(part.tier).view(part.place, part.length),
+            self._view,
             lambda part: service.memory(part.tier).checksum(part.place),
         )
 
+    def _view(self, part: ReadyFragment) -> Buffer:
+        return self._service.memory(part.tier).view(part.place, part.length)
+
     def _messages(
-        self, client: ConnectedClient, lease_id: int, num_blocks: int, travelling: EncodedFragment
+        self, client: ConnectedClient, lease_id: int, num_blocks: int, sent: SentFragments
     ) -> Iterator[pb.GetResponse]:
-        """Yield a fragment in chunks."""
-        part, _, encoded = travelling
+        """Yield fragments in chunks: several in one, or one in several."""
+        parts, encoded, length = sent.parts, sent.encoded, sent.num_bytes
         if encoded is not None:
-            self._count("sent", part.length, len(encoded.stored))
-        length = part.length if encoded is None else len(encoded.stored)
+            self._count("sent", length, len(encoded.stored))
+            length = len(encoded.stored)
+        blocks, groups = [one.block for one in parts], [one.group for one in parts]
         for start in range(0, length, CHUNK_BYTES):
             self._prove_alive(client, lease_id)
-            message = pb.GetResponse(num_blocks=num_blocks, block=part.block, group=part.group, offset=start)
+            message = pb.GetResponse(
+                num_blocks=num_blocks,
+                block=blocks[0],
+                group=groups[0],
+                offset=start,
+                more_blocks=blocks[1:],
+                more_groups=groups[1:],
+            )
             if encoded is None:
-                view = self._service.memory(part.tier).view(part.place, part.length)
-                message.chunk = bytes(view[start : start + CHUNK_BYTES])
+                message.chunk = b"".join(self._view(one)[start : start + CHUNK_BYTES] for one in parts)
             else:
                 message.chunk = encoded.stored[start : start + CHUNK_BYTES]
                 message.encoded.codec = encoded.codec_id

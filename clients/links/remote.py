@@ -40,7 +40,7 @@ from ..options import service_config
 from .tracing import trace_metadata
 
 STREAMS = ("Acquire", "Get")
-MAX_CONNECTIONS = 4  # of a client's acquires and gets; behind so many calls further ones wait in the last
+MAX_CONNECTIONS = 4  # of a client's acquires and gets; behind so many calls further ones wait
 _MAX_MESSAGE_BYTES = 16 << 20
 _MIN_PERIOD_S, _MAX_PERIOD_S = 0.05, 3600.0  # of keep-alives, whatever TTL the daemon names
 _abandoned: list[grpc.Channel] = []  # of the parent process; closing one here would wait for its threads
@@ -107,7 +107,9 @@ def keep_alive_period_s(client: pb.OpenClientResponse) -> float:
 
 
 class WaitingCalls:
-    """Acquires and gets, and their connections, each made when all others carry MAX_CALLS."""
+    """Acquires and gets, and their connections, each made when all others carry MAX_CALLS.
+
+    The connection with the fewest calls takes the next one."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self.channels: list[Any] = []
@@ -116,19 +118,14 @@ class WaitingCalls:
 
     def begin(self, name: str, request: Any, **options: Any) -> Any:
         """Start a call. Raises InvalidRequest."""
-        free = (one for one in self._stubs if len(one[1]) < MAX_CALLS)
-        stub, in_progress = next(free, None) or self._connected()
+        if len(self._stubs) < MAX_CONNECTIONS and all(len(calls) >= MAX_CALLS for _, calls in self._stubs):
+            self.channels.append(self._connect())
+            self._stubs.append((KVCacheServiceStub(self.channels[-1]), set()))
+        stub, in_progress = min(self._stubs, key=lambda one: len(one[1]))
         call = getattr(stub, name)(request, **options)
         in_progress.add(call)
         call.add_done_callback(in_progress.discard)
         return call
-
-    def _connected(self) -> tuple[KVCacheServiceStub, set[Any]]:
-        if len(self._stubs) == MAX_CONNECTIONS:
-            return self._stubs[-1]
-        self.channels.append(self._connect())
-        self._stubs.append((KVCacheServiceStub(self.channels[-1]), set()))
-        return self._stubs[-1]
 
 
 class GrpcLink:

@@ -6,6 +6,7 @@ an answer says, or raises `broken_answer`, whereupon the driver closes the conne
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -114,16 +115,26 @@ class FragmentCounter:
             raise broken_answer("a layer group that the namespace does not have")
         return rows
 
-    def chunk(self, message: kvcache_pb2.GetResponse) -> tuple[int, int]:
-        """Return row and layer group of a chunk. Chunks of a fragment come in order."""
-        row, group = message.block - self._first_block, message.group
+    def row_of(self, block: int, group: int) -> int:
+        """Return the place of a block behind the first one."""
+        row = block - self._first_block
         if not (0 <= row < len(self._missing) and group < len(self._lengths)):
-            raise broken_answer(f"a chunk of fragment ({message.block}, {group}), which was not asked for")
-        if not message.HasField("encoded"):
-            have_bytes = self._lengths[group] - int(self._missing[row, group])
-            if message.offset != have_bytes or have_bytes + len(message.chunk) > self._lengths[group]:
-                raise broken_answer(f"a chunk at {message.offset}, where {have_bytes} bytes have arrived")
-        return row, group
+            raise broken_answer(f"a chunk of fragment ({block}, {group}), which was not asked for")
+        return row
+
+    def parts(self, message: kvcache_pb2.GetResponse) -> Iterator[tuple[int, int, bytes]]:
+        """Yield row, layer group and bytes of what a chunk has of each fragment. Each arrives in order."""
+        more = zip(message.more_blocks, message.more_groups, strict=False)
+        start, chunk = 0, message.chunk
+        for block, group in ((message.block, message.group), *more):
+            row = self.row_of(block, group)
+            missing_bytes = int(self._missing[row, group])
+            if message.offset != self._lengths[group] - missing_bytes:
+                raise broken_answer(f"a chunk at {message.offset}, where {missing_bytes} bytes are missing")
+            yield row, group, (part := chunk[start : start + missing_bytes])
+            start += len(part)
+        if start != len(chunk):
+            raise broken_answer(f"a chunk of {len(chunk)} bytes, {start} of them of fragments")
 
     def add(self, row: int, group: int, num_bytes: int) -> bool:
         """Count bytes of a fragment; return whether that was the last of it."""

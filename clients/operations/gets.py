@@ -310,7 +310,9 @@ def _read_streamed(
 ) -> Operation[int]:
     """Read from a gRPC stream; return the end of the readable prefix."""
     request = kvcache_pb2.GetRequest(
-        acquire=chain.acquire_request(operations, attachment, first_block), codecs=readable_codecs()
+        acquire=chain.acquire_request(operations, attachment, first_block),
+        codecs=readable_codecs(),
+        takes_several=True,
     )
     ticket = yield from operations.send(attachment, "Get", request, chain.timeout_s)
     fragment_bytes = chain.namespace.fragment_bytes
@@ -320,16 +322,17 @@ def _read_streamed(
         while True:
             message = (yield Receive(ticket)).message
             if message.HasField("encoded"):
-                row, group = counter.chunk(message)
+                group = message.group
+                row = counter.row_of(message.block, group)
                 if encoded.take(message):  # the last chunk of it
                     is_right = yield Work(
                         partial(encoded.decode, group, targets[row, group]), fragment_bytes[group]
                     )
                     counter.add(row, group, fragment_bytes[group] if is_right else 0)
             elif message.chunk:
-                row, group = counter.chunk(message)
-                scatter(targets[row, group], fragment_bytes[group], message.offset, message.chunk)
-                counter.add(row, group, len(message.chunk))
+                for row, group, part in counter.parts(message):
+                    scatter(targets[row, group], fragment_bytes[group], message.offset, part)
+                    counter.add(row, group, len(part))
             if message.last:
                 return counter.end(message.num_blocks)
     finally:

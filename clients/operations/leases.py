@@ -76,7 +76,7 @@ class LeaseState:
         self.finished = self.num_blocks <= chain.first_block
         if not self.finished:
             get = kvcache_pb2.GetRequest(
-                acquire=chain.acquire_request(operations, attachment, chain.first_block)
+                acquire=chain.acquire_request(operations, attachment, chain.first_block), takes_several=True
             )
             self._ticket = yield from operations.send(attachment, "Get", get, chain.timeout_s)
 
@@ -208,13 +208,12 @@ class LeaseState:
 
     def _receive_chunk(self) -> Operation[None]:
         message = (yield Receive(self._ticket)).message
-        if message.chunk:
-            row, group = self._counter.chunk(message)
-            key = (message.block, group)
+        for row, group, part in self._counter.parts(message) if message.chunk else ():
+            key = (row + self.chain.first_block, group)
             length = self.chain.namespace.fragment_bytes[group]
             target = self._streamed.setdefault(key, np.empty(length, np.uint8))
-            copy_bytes(address_of(target) + message.offset, message.chunk, len(message.chunk))
-            if self._counter.add(row, group, len(message.chunk)):
+            copy_bytes(address_of(target) + message.offset, part, len(part))
+            if self._counter.add(row, group, len(part)):
                 self._arrived(*key, self._streamed.pop(key)[:])
         if message.last:
             self.finished = True

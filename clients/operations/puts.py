@@ -10,7 +10,6 @@ rejected: the daemon answers per block and drops what it has, and a lookup first
 A span of the staging extent is given back only when the daemon has answered: until then it may read it.
 """
 
-import ctypes
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from ..values.types import PutReport, Retention
 from .answers import outcomes_of
 from .base import Operations, milliseconds, only_answer
 from .effects import Attach, Attachment, Operation, Receive, Send, Work
+from .stream_codecs import chunks, gathered
 
 MAX_IN_FLIGHT = 2
 
@@ -288,10 +288,9 @@ def _stream(
         if writer is not None:
             yield from writer.messages(blocks)
             return
-        for address in blocks.addresses.ravel().tolist():
-            for start in range(0, blocks.piece_bytes, chunk_bytes):
-                length = min(chunk_bytes, blocks.piece_bytes - start)
-                yield kvcache_pb2.PutRequest(chunk=ctypes.string_at(address + start, length))
+        step = max(1, chunk_bytes // blocks.block_bytes)
+        for first in range(0, len(blocks), step):
+            yield from chunks(gathered(blocks.part(first, first + step)), chunk_bytes)
 
     ticket = yield Send("Put", messages(), timeout_s)
     answer = yield Receive(ticket)

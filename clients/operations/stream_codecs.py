@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -137,9 +138,18 @@ class EncodedWriter:
         streaming = _streaming()
         assert streaming is not None, "there is an encoder"
         meter = streaming.SendMeter()
-        for payload, choice, encoded in self._travelling(blocks):
-            yield from self._messages_of(payload, encoded)
-            meter.sent(choice, len(payload))
+        for (choice, _), many in groupby(self._travelling(blocks), lambda one: (one[1], one[2] is None)):
+            waiting, num_bytes = list[memoryview](), 0  # what travels as it is shares messages
+            for payload, _, encoded in many:
+                waiting.append(payload)
+                num_bytes += len(payload)
+                if encoded is not None or num_bytes >= self._chunk_bytes:
+                    yield from self._messages_of(waiting, encoded)
+                    meter.sent(choice, num_bytes)
+                    waiting, num_bytes = [], 0
+            if waiting:
+                yield from self._messages_of(waiting, None)
+                meter.sent(choice, num_bytes)
 
     def _travelling(self, blocks: Blocks) -> "Iterator[tuple[memoryview, StreamChoice, Encoded | None]]":
         """Yield fragments in order, encoded where that pays."""
@@ -165,18 +175,19 @@ class EncodedWriter:
 
     def _fragments(self, blocks: Blocks) -> Iterator[tuple[int, memoryview]]:
         for block in range(len(blocks)):
-            payload = _gathered(blocks.part(block, block + 1))
+            payload = gathered(blocks.part(block, block + 1))
             start = 0
             for group, length in enumerate(self._geometry.fragment_bytes):
                 yield group, payload[start : start + length]
                 start += length
 
     def _messages_of(
-        self, payload: memoryview, encoded: "Encoded | None"
+        self, payloads: Sequence[memoryview], encoded: "Encoded | None"
     ) -> Iterator[kvcache_pb2.PutRequest]:
-        travelling = payload if encoded is None else encoded.stored
+        travelling = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         first_bytes = 0
         if encoded is not None:
+            travelling = encoded.stored
             first_bytes = self._chunk_bytes if self._takes_first_chunks else 0
             announced = kvcache_pb2.EncodedFragment(
                 codec=encoded.codec_id,
@@ -185,8 +196,7 @@ class EncodedWriter:
                 first_chunk=encoded.stored[:first_bytes],
             )
             yield kvcache_pb2.PutRequest(encoded=announced)
-        for start in range(first_bytes, len(travelling), self._chunk_bytes):
-            yield kvcache_pb2.PutRequest(chunk=bytes(travelling[start : start + self._chunk_bytes]))
+        yield from chunks(travelling[first_bytes:], self._chunk_bytes)
 
     def _encoded(
         self, shape: "Shape", payload: memoryview, choice: "StreamChoice"
@@ -195,11 +205,18 @@ class EncodedWriter:
         return payload, choice, None if codec is None else self._encoder.encode(codec, shape, payload)
 
 
-def _gathered(block: Blocks) -> memoryview:
-    """Return the bytes of one block in one piece, where they lie if they lie in one."""
-    if block.addresses.shape[1] == 1:
-        address = int(block.addresses[0, 0])
-        return memoryview((ctypes.c_char * block.block_bytes).from_address(address)).cast("B")
-    whole = bytearray(block.block_bytes)
-    block.gather(ctypes.addressof(ctypes.c_char.from_buffer(whole)))
+def chunks(data: "memoryview | bytes", chunk_bytes: int) -> Iterator[kvcache_pb2.PutRequest]:
+    """Yield the messages that carry `data` as it is."""
+    for start in range(0, len(data), chunk_bytes):
+        yield kvcache_pb2.PutRequest(chunk=bytes(data[start : start + chunk_bytes]))
+
+
+def gathered(blocks: Blocks) -> memoryview:
+    """Return the bytes of blocks in one piece, where they lie if they lie in one."""
+    num_bytes = len(blocks) * blocks.block_bytes
+    if blocks.address is not None or blocks.addresses.shape == (1, 1):
+        address = int(blocks.addresses[0, 0])
+        return memoryview((ctypes.c_char * num_bytes).from_address(address)).cast("B")
+    whole = bytearray(num_bytes)
+    blocks.gather(ctypes.addressof(ctypes.c_char.from_buffer(whole)))
     return memoryview(whole)

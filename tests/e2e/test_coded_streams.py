@@ -6,18 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.errors import KvtierError
+from kvtier.clients.links.remote import GrpcLink
 from kvtier.clients.memory.buffers import Pieces
 from kvtier.clients.operations import stream_codecs
 from kvtier.clients.options import Limits
 from kvtier.tiers.codecs import streaming
 from kvtier.tiers.codecs.base import Shape
 from kvtier.v1 import kvcache_pb2
+from kvtier.v1.conversions import identity_to_wire
+from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 
 from ..contracts.kv_values import values_like_kv
 from ..daemon import PATIENT, Daemon
@@ -191,6 +195,51 @@ def test_a_fragment_begins_in_its_announcement_where_the_daemon_reads_that(
     assert len(announced) == (NUM_BLOCKS - 1) * GEOMETRY.num_groups
     for one in announced:
         assert len(one.first_chunk) == (min(one.length, chunk_bytes) if takes_first_chunks else 0)
+
+
+def test_small_fragments_share_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight in a megabyte, both ways, and one by one to a client that does not say that it reads several."""
+    num_sent = []
+    send = GrpcLink.send
+
+    def counted(self: GrpcLink, call: str, request: Any, timeout_s: float) -> int:
+        if call == "Put":
+            request = list(request)
+            num_sent.append(len(request))
+        return send(self, call, iter(request) if call == "Put" else request, timeout_s)
+
+    monkeypatch.setattr(GrpcLink, "send", counted)
+    data = blocks_like_kv()
+    with (
+        Daemon(tmp_path, settings=("compression.codec=identity",)) as daemon,
+        Client(daemon.target, shared_memory=False, timeout=PATIENT) as remote,
+        grpc.insecure_channel(daemon.target) as channel,
+    ):
+        space = remote.register(IDENTITY)
+        assert remote.put(space, NAMES, data).complete
+        apart = [
+            data[start : start + GEOMETRY.block_bytes].copy()
+            for start in range(0, len(data), GEOMETRY.block_bytes)
+        ]
+        assert remote.put(space, [hashlib.sha256(name).digest() for name in NAMES], apart).complete
+        np.testing.assert_array_equal(remote.get(space, NAMES).data, data)
+        stub = KVCacheServiceStub(channel)
+        client = stub.OpenClient(kvcache_pb2.OpenClientRequest(request_id="1"))
+        number = stub.RegisterNamespace(
+            kvcache_pb2.RegisterNamespaceRequest(identity=identity_to_wire(IDENTITY))
+        ).namespace_id
+        acquire = kvcache_pb2.AcquireRequest(
+            client_id=client.client_id, namespace_id=number, prefix_hashes=b"".join(NAMES)
+        )
+        several, single = (
+            list(stub.Get(kvcache_pb2.GetRequest(acquire=acquire, takes_several=takes)))
+            for takes in (True, False)
+        )
+    num_fragments = NUM_BLOCKS * GEOMETRY.num_groups
+    assert num_sent == [1 + num_fragments // 8] * 2
+    assert (len(several), len(single)) == (num_fragments // 8 + 1, num_fragments + 1)
+    assert not any(one.more_blocks for one in single)
+    assert b"".join(one.chunk for one in several) == b"".join(one.chunk for one in single)
 
 
 def test_a_profile_never_shortens_what_travels() -> None:

@@ -1451,6 +1451,9 @@ class GetRequest(_message.Message):
 
     ACQUIRE_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
+    TAKES_SEVERAL_FIELD_NUMBER: _builtins.int
+    takes_several: _builtins.bool
+    """It reads GetResponse.more_blocks: a message less for every fragment but the first of each."""
     @_builtins.property
     def acquire(self) -> Global___AcquireRequest: ...
     @_builtins.property
@@ -1462,10 +1465,11 @@ class GetRequest(_message.Message):
         *,
         acquire: Global___AcquireRequest | None = ...,
         codecs: _abc.Iterable[_builtins.int] | None = ...,
+        takes_several: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "codecs", b"codecs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "codecs", b"codecs", "takes_several", b"takes_several"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1482,6 +1486,8 @@ class GetResponse(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     ENCODED_FIELD_NUMBER: _builtins.int
+    MORE_BLOCKS_FIELD_NUMBER: _builtins.int
+    MORE_GROUPS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     block: _builtins.int
     group: _builtins.int
@@ -1493,6 +1499,12 @@ class GetResponse(_message.Message):
     def encoded(self) -> Global___EncodedFragment:
         """unless the fragment travels as it is"""
 
+    @_builtins.property
+    def more_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """To a caller that `takes_several`: fragments that follow in this chunk, whole and as they are, as the first one is."""
+
+    @_builtins.property
+    def more_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1503,10 +1515,12 @@ class GetResponse(_message.Message):
         chunk: _builtins.bytes = ...,
         last: _builtins.bool = ...,
         encoded: Global___EncodedFragment | None = ...,
+        more_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        more_groups: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["encoded", b"encoded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "chunk", b"chunk", "encoded", b"encoded", "group", b"group", "last", b"last", "num_blocks", b"num_blocks", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "chunk", b"chunk", "encoded", b"encoded", "group", b"group", "last", b"last", "more_blocks", b"more_blocks", "more_groups", b"more_groups", "num_blocks", b"num_blocks", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
