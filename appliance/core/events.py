@@ -70,7 +70,7 @@ class ExtentFound:
     tier: Tier
     extent: int
     fragments: Sequence[tuple[int, FragmentLabel]]
-    viewed: frozenset[int] = frozenset()  # isolation domains, by number, of which clients still view memory
+    is_viewed: bool = False  # a client of that daemon may still have views of it
 
 
 @dataclass(slots=True)
@@ -84,9 +84,9 @@ class FoundVerified:
 
 @dataclass(slots=True)
 class ViewsEnded:
-    """No client views memory of these isolation domains any more that an earlier daemon let it read."""
+    """No client views these found extents, (tier, number), any more."""
 
-    domains: frozenset[int]
+    extents: frozenset[tuple[Tier, int]]
 
 
 class ExpectedPart(NamedTuple):

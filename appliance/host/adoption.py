@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 
 from ...tiers.block import FragmentLabel, Tier
@@ -51,8 +51,7 @@ class Adoption:
 
     async def run(self) -> None:
         """Verify inherited extents, hand what is whole to the planner, say when views of it have ended."""
-        former = self._assembly.former_views
-        viewed = former.domains() if former is not None else frozenset()
+        viewed = self._views_of(self._extents)
         pool = make_pool(NUM_THREADS, "kvtier-verify", in_background=True)
         began_at = time.monotonic()
         try:
@@ -72,13 +71,18 @@ class Adoption:
                 read_s,
                 time.monotonic() - began_at,
             )
+        if viewed:
+            log.warning(
+                "clients with leases of an earlier daemon view %d extents of memory, which are not written to "
+                "before they release them or end; `lslocks` shows the processes (OFDLCK)",
+                len(viewed),
+            )
         while viewed:
-            assert former is not None
             await asyncio.sleep(ASK_INTERVAL_S)
-            before, viewed = viewed, former.domains()
+            before, viewed = viewed, self._views_of(viewed)
             if ended := before - viewed:
                 self._appliance.step(ViewsEnded(ended))
-                log.info("views of memory have ended in %d domains, %d are left", len(ended), len(viewed))
+                log.info("views of memory have ended in %d extents, %d are left", len(ended), len(viewed))
 
     def verify(self, namespace_id: int, hashes: Sequence[bytes]) -> "asyncio.Future[None] | None":
         """Return what to wait for before these blocks are looked up; None if none of them is unverified."""
@@ -95,7 +99,15 @@ class Adoption:
             task.cancel()
         await asyncio.gather(*self._waited_for, return_exceptions=True)
 
-    async def _read_headers(self, viewed: frozenset[int]) -> deque[tuple[Tier, Fragments]]:
+    def _views_of(self, extents: Iterable[tuple[Tier, int]]) -> frozenset[tuple[Tier, int]]:
+        """Return those of these extents that clients may still view."""
+        former = self._assembly.former_views
+        if former is None:
+            return frozenset()
+        numbers = {self._engines[tier].first_extent + number: (tier, number) for tier, number in extents}
+        return frozenset(numbers[number] for number in former.viewed(numbers))
+
+    async def _read_headers(self, viewed: Set[tuple[Tier, int]]) -> deque[tuple[Tier, Fragments]]:
         """Tell the planner what the headers name. Return it by extents, those filled last first."""
         book, pool = self._assembly.book, self._assembly.memory_threads  # requests wait for it
         known = book.inherited if book is not None else {}
@@ -111,7 +123,7 @@ class Adoption:
             found = self._found.takes(named)
             if not found or len(found) < len(named):
                 await loop.run_in_executor(pool, engine.forget, number, [slot for slot, _ in found])
-            self._appliance.step(ExtentFound(tier, number, found, viewed))
+            self._appliance.step(ExtentFound(tier, number, found, (tier, number) in viewed))
             newest = engine.generation_of(number) if found else 0
             found_in.append((newest, tier, [(place_of(number, slot), label) for slot, label in found]))
         self._found.awaited.clear()

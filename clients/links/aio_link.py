@@ -7,6 +7,7 @@ frame would spoil the connection.
 
 import asyncio
 import socket
+from functools import partial
 from typing import Any, Protocol
 
 from ...v1.diagnosis import explain_socket
@@ -15,7 +16,7 @@ from ..errors import CONNECTION_LOST, NotFound, Unavailable, from_diagnosis
 from ..operations.base import ClientSettings
 from ..operations.effects import Answer, Attachment
 from .connect import local_path
-from .link import ANCILLARY_BYTES, CLOEXEC, RECEIVE_BYTES, Connection, descriptors_in, lost
+from .link import ANCILLARY_BYTES, CLOEXEC, RECEIVE_BYTES, Connection, descriptors_in, has_ended, lost
 from .local import CLOSED, LocalProtocol, attachment_of
 
 
@@ -84,8 +85,7 @@ class AsyncLocalLink:
         )
         answer = await self.receive(self.send("Attach", request, settings.timeout.connect_s))
         self.attachment = await asyncio.to_thread(attachment_of, answer)
-        connection = self._socket  # not self: see link.py
-        self.attachment.is_lost = lambda: connection.fileno() < 0
+        self.attachment.is_lost = partial(has_ended, self._socket)
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""

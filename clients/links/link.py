@@ -89,7 +89,7 @@ class LocalLink:
         except BaseException:
             self.close()
             raise
-        self.attachment.is_lost = partial(_has_ended, self._socket)
+        self.attachment.is_lost = partial(has_ended, self._socket)
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""
@@ -173,7 +173,7 @@ class LocalLink:
             self._transmit(unwanted, self._grace_s)
 
 
-def _has_ended(connection: socket.socket) -> bool:
+def has_ended(connection: socket.socket) -> bool:
     """Return whether the daemon ended a connection; any thread may ask.
 
     Of the socket: a link in a cycle with its attachment keeps memory mapped until Python collects cycles."""

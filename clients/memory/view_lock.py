@@ -1,38 +1,46 @@
-"""Tells later daemons that this process reads memory in place.
+"""Tells later daemons which extents this process reads in place.
 
 Memory outlives the daemon that wrote it, a lease does not: the next daemon could overwrite what a view still
-shows. A shared lock on the file of the index says that there are views; the kernel drops it when the process
-dies. The next daemon writes to no memory of the isolation domain before the last lock is gone.
+shows. A shared lock on byte n of the index's file says that there may be views into extent n; the kernel
+drops it when the process dies. The next daemon writes to no extent before the last lock on it is gone.
+Rejected: one lock for all of an isolation domain, with which one lease that was never released stopped the
+domain's puts.
 """
 
-import fcntl
 import os
 import threading
+from collections import Counter
+from collections.abc import Iterable
+
+from ...v1.view_locks import lock, unlock
 
 
 class ViewLock:
-    """A shared lock on the index behind `descriptor`, which stays the caller's; for leases with views."""
+    """Shared locks on the index behind `descriptor`, which stays the caller's; for leases with views."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = -1
         # A lock belongs to an open file, and the descriptor's is shared with the daemon and other clients.
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        self._num_leases = 0
+        self._num_leases: Counter[int] = Counter()  # by extent
         self._lock = threading.Lock()
 
-    def take(self) -> None:
-        """Hold the lock for one lease more."""
+    def take(self, extents: Iterable[int]) -> None:
+        """Hold the locks of extents for one lease more."""
         with self._lock:
-            self._num_leases += 1
-            if self._num_leases == 1:
-                fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            for extent in extents:
+                self._num_leases[extent] += 1
+                if self._num_leases[extent] == 1:
+                    lock(self._file, extent)
 
-    def give_back(self) -> None:
-        """Hold the lock for one lease less."""
+    def give_back(self, extents: Iterable[int]) -> None:
+        """Hold the locks of extents for one lease less."""
         with self._lock:
-            self._num_leases -= 1
-            if not self._num_leases:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+            for extent in extents:
+                self._num_leases[extent] -= 1
+                if not self._num_leases[extent]:
+                    del self._num_leases[extent]
+                    unlock(self._file, extent)
 
     def __del__(self) -> None:
         if self._file >= 0:

@@ -17,7 +17,7 @@ from ...v1 import kvcache_pb2
 from ...v1.arguments import number, whole
 from ...v1.shm import HASH_BYTES, extent_of
 from ...v1.types import Tier, Urgency
-from ..errors import KvtierError, NotFound, PreconditionFailed
+from ..errors import CONNECTION_LOST, KvtierError, NotFound, PreconditionFailed, Unavailable
 from ..memory.buffers import address_of, copy_bytes
 from ..memory.extents import OFFSET, U8, Wanted
 from ..memory.fragments import Fragment, Readable, end_all
@@ -55,8 +55,7 @@ class LeaseState:
         self._fragments: dict[tuple[int, int], Readable] = {}
         self._fresh: list[Fragment] = []  # readable, not iterated yet
         self._view_lock = attachment.view_lock if attachment.local and views else None
-        if self._view_lock is not None:
-            self._view_lock.take()
+        self._viewed: set[int] = set()  # extents that are locked for it
 
     # ------------------------------------------------------------------------------- operations
 
@@ -124,7 +123,7 @@ class LeaseState:
         problem, self.warning = end_all(self._fragments)
         self._fresh.clear()
         if self._view_lock is not None:
-            self._view_lock.give_back()
+            self._view_lock.give_back(self._viewed)
         if (yield from self._is_attached()):
             with suppress(KvtierError):
                 if not self.finished:
@@ -195,6 +194,7 @@ class LeaseState:
         wanted, rows, groups = wanted_of(self.chain, self._counter, ready)
         numbers = [extent_of(place) for place in wanted.places.tolist()]
         yield from map_extents(self._operations, self.attachment, numbers, self.chain.timeout_s)
+        self._lock_views(set(numbers) - self._viewed)
         right, headers, _ = self.attachment.extents.check(wanted)
         self._counter.add_all(rows, groups, right)
         self._wanted.append(wanted)
@@ -205,6 +205,14 @@ class LeaseState:
             start = int(headers[row, OFFSET])
             memory = data[start : start + int(wanted.lengths[row])]
             self._arrived(int(rows[row]) + self.chain.first_block, int(groups[row]), memory)
+
+    def _lock_views(self, extents: set[int]) -> None:
+        if self._view_lock is None or not extents:
+            return
+        self._view_lock.take(extents)
+        self._viewed |= extents
+        if self.attachment.is_lost():  # the next daemon may have looked before there were locks
+            raise Unavailable("the daemon that granted the lease is gone", reason=CONNECTION_LOST)
 
     def _receive_chunk(self) -> Operation[None]:
         message = (yield Receive(self._ticket)).message

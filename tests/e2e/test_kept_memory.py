@@ -156,6 +156,28 @@ def test_what_a_client_views_is_not_overwritten_by_the_next_daemon(running: Daem
         assert rest < NUM_BLOCKS, "its room is used again"
 
 
+def test_a_lease_that_is_never_released_stops_no_other_put_after_a_kill(tmp_path: Path) -> None:
+    """Only the extents that it shows are not written to; the others are used again, full as they are."""
+    other = NamespaceIdentity(bytes(32), LARGE)
+    settings = ("tiers.dram.capacity=64MiB", "tiers.dram.extent=16MiB", "observe.http=off")
+    with (
+        Daemon(tmp_path, settings=settings) as running,
+        Client(running.target, timeout=PATIENT) as kv,
+        Client(running.target, timeout=PATIENT) as rival,
+    ):
+        store(running)
+        ns = kv.register(IDENTITY)
+        lease = kv.acquire(ns, prefix_hashes(ns, TOKENS))
+        lease.wait()
+        flood(rival, other)
+        kill(running)
+        assert found(running) == NUM_BLOCKS
+        last = rival.register(NamespaceIdentity(b"new" + bytes(29), LARGE))
+        assert rival.put(last, prefix_hashes(last, TOKENS[: 16 * 4]), bytes(4 * last.block_bytes)).complete
+        assert found(running) == NUM_BLOCKS
+        lease.release()
+
+
 def flood(kv: Client, identity: NamespaceIdentity) -> None:
     """Put more than memory holds; what finds no room is refused."""
     ns = kv.register(identity)

@@ -28,6 +28,7 @@ from kvtier.v1.shm import extent_of, place_of, slot_bytes_for, slot_of
 
 from .daemon import Daemon
 from .ladder import MAPPED
+from .memory import Slot
 from .oracle import Contents
 from .world import Violation, World
 
@@ -125,18 +126,14 @@ class Keeping:
 
     def adopt(self, kept: Kept, daemon: Daemon) -> None:
         """Let the extents come back, now or bit by bit."""
-        domains = sorted(
-            {daemon.planner.domain_number(identity.domain) for identity in kept.identities.values()}
-        )
-        viewed = frozenset(domain for domain in domains if self._rng.random() < VIEWED_FRACTION)
+        viewed = frozenset(extent for extent in kept.extents if self._rng.random() < VIEWED_FRACTION)
         held = []
         taken = {
             extent: daemon.planner.found_memory.takes([(slot, label) for slot, (label, _) in slots.items()])
             for extent, slots in kept.extents.items()
         }
         for (tier, number), found_here in taken.items():
-            domain = kept.identities[found_here[0][1].namespace_id].domain if found_here else ""
-            if daemon.planner.domain_number(domain) in viewed:
+            if (tier, number) in viewed:
                 held += [daemon.memories[tier].slot(place_of(number, slot)) for slot, _ in found_here]
         for slot in held:
             slot.num_leases += 1
@@ -148,7 +145,9 @@ class Keeping:
         for tier, number in extents:  # first what their headers name
             at_s += self._rng.random() * longest_s
             named = taken[tier, number]
-            self._soon(at_s, self._find, daemon, ev.ExtentFound(tier, number, named, viewed))
+            self._soon(
+                at_s, self._find, daemon, ev.ExtentFound(tier, number, named, (tier, number) in viewed)
+            )
             found += [(tier, place_of(number, index), label) for index, label in named]
         self._soon(at_s, daemon.planner.found_memory.awaited.clear)
         self._rng.shuffle(found)
@@ -178,7 +177,7 @@ class Keeping:
         else:
             do(*arguments)
 
-    def _views_ended(self, daemon: Daemon, viewed: frozenset[int], held: list) -> None:  # type: ignore[type-arg]
+    def _views_ended(self, daemon: Daemon, viewed: frozenset[tuple[Tier, int]], held: list[Slot]) -> None:
         for slot in held:
             slot.num_leases -= 1
         daemon.step(ev.ViewsEnded(viewed))

@@ -1,13 +1,14 @@
-"""Which isolation domains have clients that still view memory of an earlier daemon.
+"""Which extents have clients that still view what an earlier daemon let them read.
 
 Each of them holds a lock on the file of that daemon's index (clients/memory/view_lock.py), on an open file of
-its own. So a lock that can be had alone says that there are none. Rejected: a message at reconnection, which
-an idle client does not send; a list of leases in memory, which every get would have to write.
+its own. Rejected: a message at reconnection, which an idle client does not send; a list of leases in memory,
+which every get would have to write.
 """
 
-import fcntl
 import os
+from collections.abc import Iterable
 
+from ...v1.view_locks import is_locked
 from .index import INDEX_NAME
 from .keeper import Keeper
 
@@ -22,17 +23,15 @@ class FormerViews:
             self._files[name], mapping = keeper.inherited.pop(name)
             mapping.close()
 
-    def domains(self) -> frozenset[int]:
-        """Return the domains with views, by number."""
+    def viewed(self, extents: Iterable[int]) -> frozenset[int]:
+        """Return those of these extents, by their numbers in the daemon, that have views."""
         for name, descriptor in list(self._files.items()):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            del self._files[name]
-            os.close(descriptor)
-            self._keeper.drop(name)
-        return frozenset(int(name.removeprefix(INDEX_NAME).partition("-")[0]) for name in self._files)
+            if not is_locked(descriptor, 0, 0):
+                del self._files[name]
+                os.close(descriptor)
+                self._keeper.drop(name)
+        files = self._files.values()
+        return frozenset(extent for extent in extents if any(is_locked(file, extent) for file in files))
 
     def close(self) -> None:
         """Close the files. The keeper goes on holding what is viewed."""

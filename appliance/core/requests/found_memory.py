@@ -5,23 +5,25 @@ gets them; a fragment becomes readable when its bytes have been verified, by the
 other bytes, was put again meanwhile, is none of its namespace, or is of a tenant that was erased meanwhile
 gives its slot back.
 
-Leases ended with the daemon that granted them, views did not: while a client still has one, nothing of its
-isolation domain is written to or evicted.
+Leases ended with the daemon that granted them, views did not: while a client still has some of an extent,
+nothing of that extent is written to or evicted.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
-from typing import cast
+from typing import TypeAlias, cast
 
 from ....tiers.base import MemoryRoom
 from ....tiers.block import FragmentLabel, Tier
-from ....v1.shm import place_of
+from ....v1.shm import extent_of, place_of
 from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.states import State
 from ..events import ExtentFound, FoundVerified, ViewsEnded
 from ..instructions import Retract
+
+Extent: TypeAlias = tuple[Tier, int]
 
 
 class FoundMemory:
@@ -36,10 +38,8 @@ class FoundMemory:
         self._residency = residency
         self._note_dirty = note_dirty
         self._erased = erased
-        #: What clients of an earlier daemon may still view, by isolation domain: extents that are closed, and
-        #: fragments that are held.
-        self._viewed: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
-        self._held: defaultdict[int, list[tuple[Tier, int]]] = defaultdict(list)
+        #: Extents that clients of an earlier daemon may still view; they are closed, their fragments held.
+        self._viewed: dict[Extent, list[int]] = {}
         #: Namespaces that extents may name which were not taken yet.
         self.awaited: set[int] = set()
         #: Fragments with bytes that are not verified yet, by namespace and hash.
@@ -66,11 +66,10 @@ class FoundMemory:
         assert len(domains) <= 1, "an extent is of one domain"
         domain = next(iter(domains), 0) or 0
         room = cast(MemoryRoom, self._core.rooms[event.tier])
-        is_viewed = domain in event.viewed
         sizes = {slot: label.raw_length for slot, label in event.fragments}
-        room.adopt(event.extent, domain, sizes, is_viewed)
-        if is_viewed and sizes:
-            self._viewed[domain].append((event.tier, event.extent))
+        room.adopt(event.extent, domain, sizes, event.is_viewed)
+        if event.is_viewed and sizes:
+            self._viewed[event.tier, event.extent] = []
         if not self._orphans:
             self._note_orphans()
         for slot, label in event.fragments:
@@ -121,14 +120,14 @@ class FoundMemory:
 
     def held(self) -> list[tuple[Tier, int]]:
         """Return the fragments that are held because clients of an earlier daemon may view them."""
-        return [one for held in self._held.values() for one in held]
+        return [(tier, fragment) for (tier, _), held in self._viewed.items() for fragment in held]
 
     def views_ended(self, event: ViewsEnded) -> None:
-        """Let the memory of isolation domains be written again."""
-        for domain in event.domains:
-            for tier, extent in self._viewed.pop(domain, ()):
-                cast(MemoryRoom, self._core.rooms[tier]).open_again(extent)
-            for tier, fragment in self._held.pop(domain, ()):
+        """Let extents be written again."""
+        for tier, number in event.extents & self._viewed.keys():
+            held = self._viewed.pop((tier, number))
+            cast(MemoryRoom, self._core.rooms[tier]).open_again(number)
+            for fragment in held:
                 self._residency.drop(fragment, tier)
 
     def _note_orphans(self) -> None:
@@ -165,9 +164,9 @@ class FoundMemory:
         self._residency.arrive(fragment, tier, place)
         if label.is_spent:
             catalog.spent.add(fragment)
-        if namespace.domain in self._viewed:
+        if (held := self._viewed.get((tier, extent_of(place)))) is not None:
             self._core.transitions.hold(fragment, tier)
-            self._held[namespace.domain].append((tier, fragment))
+            held.append(fragment)
         self._residency.land((fragment,), tier, (label,))
         if catalog.tier_of(row) is not None:
             self._note_dirty(row)

@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -221,7 +221,7 @@ def forgetting(monkeypatch: pytest.MonkeyPatch, identity: NamespaceIdentity) -> 
     """Let the planner not know a namespace when headers that name it were read."""
     read = adoption.Adoption._read_headers
 
-    async def without(self: adoption.Adoption, viewed: frozenset[int]) -> Any:
+    async def without(self: adoption.Adoption, viewed: Set[tuple[Tier, int]]) -> Any:
         planner = self._appliance.planner
         assert isinstance(planner, Planner)
         self._found.awaited.clear()
@@ -322,7 +322,7 @@ def test_a_tenant_beyond_its_share_after_a_restart_takes_nothing_of_another(
     is_open = threading.Event()
     read = adoption.Adoption._read_headers
 
-    async def later(self: adoption.Adoption, viewed: frozenset[int]) -> Any:
+    async def later(self: adoption.Adoption, viewed: Set[tuple[Tier, int]]) -> Any:
         await asyncio.to_thread(is_open.wait, PATIENT.call_s)
         return await read(self, viewed)
 
