@@ -73,7 +73,7 @@ class Adoption:
             )
         if viewed:
             log.warning(
-                "clients with leases of an earlier daemon view %d extents of memory, which are not written to "
+                "clients with leases of an earlier daemon view %d extents of memory, which are not written "
                 "before they release them or end; `lslocks` shows the processes (OFDLCK)",
                 len(viewed),
             )

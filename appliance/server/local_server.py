@@ -305,7 +305,7 @@ class LocalServer:
             if connection.closed:
                 return
             try:
-                await asyncio.to_thread(staging.prefault)
+                await asyncio.to_thread(staging.prefault())
             except SharedMemoryError as problem:
                 log.warning("a local client was closed: %s", problem)
                 connection.close("no memory for staging")

@@ -8,6 +8,7 @@ afterwards (payload.copy_and_checksum), because the client can write at any time
 
 import mmap
 import os
+from collections.abc import Callable
 
 from ..base import Buffer, Cause, CopyError
 from . import memfd
@@ -52,14 +53,31 @@ class StagingExtent:
             )
         return view[offset : offset + length]
 
-    def prefault(self) -> None:
-        """Allocate all pages, so that the client's first puts run at full speed. Releases the GIL."""
+    def prefault(self) -> Callable[[], None]:
+        """Return what allocates all pages, so that the client's first puts run at full speed; call it once.
+
+        It may run in a thread, without the GIL, and after `close`: the number of a closed descriptor can be
+        another file's by then. Raises SharedMemoryError, as what it returns does.
+        """
         try:
-            os.posix_fallocate(self.descriptor, 0, self.num_bytes)
+            descriptor = os.dup(self.descriptor)
         except OSError as error:
-            raise memfd.SharedMemoryError(
-                f"no memory for {self.num_bytes} bytes of staging ({error.strerror}); lower staging_bytes"
-            ) from error
+            raise self._no_memory(error) from error
+
+        def allocate() -> None:
+            try:
+                os.posix_fallocate(descriptor, 0, self.num_bytes)
+            except OSError as error:
+                raise self._no_memory(error) from error
+            finally:
+                os.close(descriptor)
+
+        return allocate
+
+    def _no_memory(self, error: OSError) -> memfd.SharedMemoryError:
+        return memfd.SharedMemoryError(
+            f"no memory for {self.num_bytes} bytes of staging ({error.strerror}); lower staging_bytes"
+        )
 
     def close(self) -> None:
         """Refuse new views and give the memory back once the last copy from it has ended. Idempotent."""

@@ -1,4 +1,4 @@
-"""Locks on single bytes of an index's file: clients take them, and the next daemon asks who has some.
+"""Locks on single bytes of an index's file: clients take them, the next daemon asks for which there are some.
 
 They belong to an open file, not to a process (F_OFD_SETLK): closing another descriptor of the file, as any
 thread or library may, does not drop them.
@@ -7,13 +7,15 @@ thread or library may, does not drop them.
 import fcntl
 import os
 import struct
+from contextlib import suppress
 
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
 def lock(descriptor: int, byte: int) -> None:
-    """Take a shared lock."""
-    _set(descriptor, fcntl.F_RDLCK, byte)
+    """Take a shared lock. Where another open file has an exclusive one take none: that says as much."""
+    with suppress(BlockingIOError):
+        _set(descriptor, fcntl.F_RDLCK, byte)
 
 
 def unlock(descriptor: int, byte: int) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -150,10 +151,15 @@ def test_who_is_being_attached_is_not_cut_off(
     is_asked, may_go_on = threading.Event(), threading.Event()
 
     class SlowExtent(StagingExtent):
-        def prefault(self) -> None:
-            is_asked.set()
-            assert may_go_on.wait(60.0)
-            super().prefault()
+        def prefault(self) -> Callable[[], None]:
+            allocate = super().prefault()
+
+            def slowly() -> None:
+                is_asked.set()
+                assert may_go_on.wait(60.0)
+                allocate()
+
+            return slowly
 
     monkeypatch.setattr(local_server, "StagingExtent", SlowExtent)
     with RawClient(path_of(served)) as patient:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ SIZE = 64 << 10
 
 def test_what_the_client_writes_is_seen_here_read_only() -> None:
     staging = StagingExtent(SIZE)
-    staging.prefault()
+    staging.prefault()()
     with mmap.mmap(os.dup(staging.descriptor), SIZE) as client:
         client[100:105] = b"bytes"
     view = staging.view(100, 5)
@@ -41,3 +42,14 @@ def test_after_close_the_source_is_gone_but_a_copy_in_flight_may_end() -> None:
         staging.view(0, 1)
     assert caught.value.cause is Cause.SOURCE_GONE
     assert bytes(view) == bytes(SIZE)
+
+
+def test_pages_are_allocated_in_no_other_file_after_the_client_is_gone(tmp_path: Path) -> None:
+    extent = StagingExtent(1 << 20)
+    number, allocate = extent.descriptor, extent.prefault()
+    with (tmp_path / "other").open("wb") as other:
+        extent.close()
+        os.dup2(other.fileno(), number)
+        allocate()
+        os.close(number)
+    assert (tmp_path / "other").stat().st_size == 0
