@@ -64,22 +64,17 @@ T = TypeVar("T")
 
 
 class Appliance:
-    """Drives one planner over real tiers. Owned by the running event loop.
-
-    `shares` are the tenants' shares of bandwidth. `clock` must be the loop's own in production; tests inject
-    another.
-    """
+    """Drives one planner over real tiers. Owned by the running event loop."""
 
     def __init__(
         self,
         planner: Planner,
         backends: TierBackends,
         events: EventLog,
-        clock: Callable[[], float] | None = None,
         shares: BandwidthShares | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.clock = clock or self._loop.time
+        self.clock = self._loop.time
         self.planner = planner
         self.engines = backends.engines
         self.events = events

@@ -6,7 +6,6 @@ used.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
 #: Upper bounds in seconds, from what a local call takes to what a client still waits for.
 BOUNDS_S = (
@@ -43,20 +42,14 @@ class Histogram:
             pairs.append((name, total))
         return pairs
 
-    def quantile(self, fraction: float, since: Sequence[int] = ()) -> float | None:
-        """Return the bound below which `fraction` of the durations lie; None when there are none.
-
-        `since` is an earlier copy of `counts`: then of those counted after it.
-        """
-        counts = (
-            [now - before for now, before in zip(self.counts, since, strict=True)] if since else self.counts
-        )
-        total = sum(counts)
-        if total == 0:
+    def quantile(self, fraction: float) -> float | None:
+        """Return the bound below which `fraction` of the durations lie; None when there are none."""
+        num = self.num
+        if num == 0:
             return None
         reached = 0
-        for bound, count in zip(BOUNDS_S, counts, strict=False):
+        for bound, count in zip(BOUNDS_S, self.counts, strict=False):
             reached += count
-            if reached >= fraction * total:
+            if reached >= fraction * num:
                 return bound
         return BOUNDS_S[-1]

@@ -244,7 +244,7 @@ class FleetReplay:
         self.network_bytes = 0
         self.fetched_tokens = self.stored_tokens = 0.0
         self.namespace_of: dict[bytes, int] = {}  # number in the trace, by digest
-        future = TraceFuture(trace, trace.names())
+        future = TraceFuture(trace)
         self.hosts: list[_HostShell] = []
         for _ in range(fleet_setup.num_hosts):
             self.hosts.append(_HostShell(self, speeds, future))

@@ -1,7 +1,6 @@
 """What will happen, for the bounds that no real policy reaches: the trace itself, read ahead."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,8 +15,8 @@ class TraceFuture:
     Times are those of the shells' clocks.
     """
 
-    def __init__(self, trace: Trace, names: Sequence[bytes]) -> None:
-        self.names = names
+    def __init__(self, trace: Trace) -> None:
+        self.names = trace.names()
         lengths = np.diff(trace.first)
         position = np.arange(trace.num_accesses) - np.repeat(trace.first[:-1], lengths)
         is_asked = position < np.repeat(trace.num_asked, lengths)
@@ -27,7 +26,7 @@ class TraceFuture:
         self._times: list[float] = at[by_block].tolist()
         ends = np.cumsum(np.bincount(blocks, minlength=trace.num_blocks))
         starts = np.concatenate(([0], ends[:-1]))
-        self._spans = dict(zip(names, zip(starts.tolist(), ends.tolist(), strict=True), strict=True))
+        self._spans = dict(zip(self.names, zip(starts.tolist(), ends.tolist(), strict=True), strict=True))
 
     def next_use(self, prefix_hash: bytes, now: float) -> float:
         """Return when a block is asked for next after `now`; inf: never again."""

@@ -56,7 +56,7 @@ class Shell:
         self.setup = setup
         self.progress = progress or (lambda _: None)
         identities = identities_of(trace, setup.shape)
-        future = future or TraceFuture(trace, trace.names())
+        future = future or TraceFuture(trace)
         self.names = future.names
         geometries = [identity.geometry for identity in identities]
         rooms = rooms_for(setup.capacity_bytes, geometries, setup.ladder)

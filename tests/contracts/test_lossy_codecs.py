@@ -61,8 +61,7 @@ def transformed(shape: Shape) -> Profiled:
             rules.append(Rule(layer, plane, 0, 1, "int", 4))
         mine = samples[layer, plane, :, first:].reshape(1024, -1).astype(np.float32)
         step = float(mine.std()) / 4
-        weight = np.cov(np.roll(mine, 1, axis=1).T) if plane else None
-        table, bits = fit_table(mine, step, weight)
+        table, bits = fit_table(mine, step)
         where = (layer, plane, first, shape.num_heads)
         rules.append(Rule(*where, "transform", step=step, reserve_bits=bits + 1, table=len(tables)))
         tables.append(table)

@@ -19,17 +19,13 @@ _ESCAPE_BITS = 32
 _HEAD_BITS = 8 * 48
 
 
-def fit_table(
-    samples: NDArray[np.float32], step: float, weight: NDArray[np.float64] | None = None
-) -> tuple[bytes, float]:
-    """Return a table for values like `samples` in steps of `step`, and the bits a value to reserve.
-    `samples`: [token, dim]; `weight`: [dim, dim], symmetric, not negative."""
+def fit_table(samples: NDArray[np.float32], step: float) -> tuple[bytes, float]:
+    """Return a table for values like `samples`, [token, dim], in steps of `step`, and the bits a value to
+    reserve."""
     mean = samples.mean(axis=0, dtype=np.float64)
     centred = samples.astype(np.float64) - mean
-    root, root_inverse = _roots(weight, samples.shape[1])
-    weighted = centred @ root
-    _, axes = np.linalg.eigh(weighted.T @ weighted / len(samples))
-    inverse = axes[:, ::-1].T @ root_inverse  # [coefficient, dim], widest first
+    _, axes = np.linalg.eigh(centred.T @ centred / len(samples))
+    inverse = axes[:, ::-1].T  # [coefficient, dim], widest first
     shift = _MAX_SHIFT
     largest_sum, largest = float(np.abs(inverse).sum(axis=0).max()), float(np.abs(inverse).max())
     while (
@@ -42,18 +38,6 @@ def fit_table(
     classes, frequencies = _classes(steps)
     table = TransformTable(whole, shift, mean.astype(np.float32), classes, frequencies)
     return table.to_bytes(), _RESERVE * _bits(steps, classes, frequencies) + _HEAD_BITS / (64 * len(mean))
-
-
-def _roots(
-    weight: NDArray[np.float64] | None, num_dims: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the square root of a weight scaled to determinant one, and its inverse."""
-    if weight is None:
-        return np.eye(num_dims), np.eye(num_dims)
-    values, vectors = np.linalg.eigh((weight + weight.T) / 2)
-    values = np.maximum(values, values.max() * 1e-4)  # what no query looks at is still bounded
-    roots = np.sqrt(values / np.exp(np.log(values).mean()))
-    return (vectors * roots) @ vectors.T, (vectors / roots) @ vectors.T
 
 
 def _classes(steps: NDArray[np.float64]) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
