@@ -20,8 +20,8 @@ _HEAD_BITS = 8 * 48
 
 
 def fit_table(samples: NDArray[np.float32], step: float) -> tuple[bytes, float]:
-    """Return a table for values like `samples`, [token, dim], in steps of `step`, and the bits a value to
-    reserve."""
+    """Return a table for values like `samples` in steps of `step`, and the bits a value to reserve.
+    `samples`: [token, dim]."""
     mean = samples.mean(axis=0, dtype=np.float64)
     centred = samples.astype(np.float64) - mean
     _, axes = np.linalg.eigh(centred.T @ centred / len(samples))
