@@ -62,7 +62,7 @@ def native_module() -> Extension:
     """Return the extension module that every build tries to make."""
     return Extension(
         "kvtier.native._native",
-        [str(PACKAGE / f"native/{name}.c") for name in ("_native", "_rows", "_shared", "_sockets")],
+        [str(path) for path in sorted(PACKAGE.glob("native/*.c"))],
         depends=[*map(str, sorted(PACKAGE.glob("native/*.h"))), "setup.py"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
         extra_compile_args=["-O3", "-g0", "-fvisibility=hidden"],

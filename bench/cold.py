@@ -4,8 +4,9 @@ Sequential writes and random reads through ColdStore.write_batch and read_batch,
 fio's synchronous engine with O_DIRECT: same directory, same block size, as many fio jobs as we have
 threads. The two take turns, several rounds, because the disk of a shared machine changes its mind from one
 second to the next; what counts is the ratio of the medians. Both write into files preallocated and written
-once before. fio moves one block per system call; the store may move neighbours of one batch together, so
-`--batch` equal to the block size compares call with call.
+once before. Reads are made twice, with a ring of the kernel's and without. fio moves one block per system
+call; the store may move neighbours of one batch together, so `--batch` equal to the block size compares call
+with call.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import xxhash
 from bench.machine import print_machine
 from kvtier.clients import Client
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
+from kvtier.tiers.cold.direct_io import DirectIo
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog, record_bytes
 from tests.daemon import Daemon
@@ -42,6 +44,7 @@ from tests.daemon import Daemon
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SEGMENT_BYTES = 256 * MIB
 CHAIN, NUM_STARTS = 64, 3
+PAUSE_S = 0.3  # as long as fio takes to start: a disk that is rationed saves some up meanwhile
 SMALL = NamespaceIdentity(b"benchmark " * 3, Geometry(1, 1, 128, 16, "int8"))  # fragments of one page
 NAMESPACE = NamespaceIdentity(b"benchmark " * 3, Geometry(32, 8, 128, 16, "bfloat16"))
 
@@ -163,10 +166,20 @@ def read_some(state: Filled, total: int, seed: int) -> Speed:
     return timed(len(state.buffers), work, num_batches * batch * len(state.buffers) * block)
 
 
+@contextmanager
+def without_ring(store: ColdStore) -> Iterator[None]:
+    """Read one record after the other meanwhile."""
+    state = store._state
+    state.io, usual = DirectIo(), state.io
+    yield
+    state.io = usual
+
+
 def timed(threads: int, work: Callable[[int], None], num_bytes: int) -> Speed:
     """Run `work` in each thread, which moves `num_bytes` in all."""
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda _: None, range(threads)))
+        time.sleep(PAUSE_S)
         began, used = time.perf_counter(), time.process_time()
         list(pool.map(work, range(threads)))
         seconds, cores_s = time.perf_counter() - began, time.process_time() - used
@@ -204,6 +217,8 @@ def compare(directory: Path, block: int, threads: int, total: int, rounds: int, 
             if has_fio:
                 found["fio write"] = fio(folder, "write", block, threads, total, turn + 2)
             speeds["read"] = read_some(state, total, turn)
+            with without_ring(state.store):
+                found["read by preadv"], found["read by preadv cpu"] = read_some(state, total, turn)
             if has_fio:
                 found["fio read"] = fio(folder, "randread", block, threads, total, turn + 2)
             if turn >= 0:
@@ -219,6 +234,9 @@ def compare(directory: Path, block: int, threads: int, total: int, rounds: int, 
             theirs = statistics.median(figures[f"fio {mode}"])
             text += f"   fio{theirs:7.2f} GB/s   ratio {ours / theirs:5.2f}"
         text += f"   {statistics.median(figures[f'{mode} cpu']):.2f} core-s/GB"
+        if mode == "read":
+            ours, cpu = (statistics.median(figures[f"read by preadv{what}"]) for what in ("", " cpu"))
+            text += f"   by preadv {ours:.2f} GB/s, {cpu:.2f}"
         print(text, flush=True)
 
 

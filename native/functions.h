@@ -25,4 +25,9 @@ PyObject *remove_rows(PyObject *module, PyObject *args);
 PyObject *move_rows(PyObject *module, PyObject *args);
 extern const char find_rows_doc[], set_rows_doc[], remove_rows_doc[], move_rows_doc[];
 
+PyObject *open_ring(PyObject *module, PyObject *args);
+PyObject *begin_reads(PyObject *module, PyObject *args);
+PyObject *wait_read(PyObject *module, PyObject *args);
+extern const char open_ring_doc[], begin_reads_doc[], wait_read_doc[];
+
 #endif

@@ -30,6 +30,9 @@ FUNCTIONS = (
     "find_residence",
     "set_residence",
     "read_blocks",
+    "open_ring",
+    "begin_reads",
+    "wait_read",
     "order_stores",
     "use",
 )

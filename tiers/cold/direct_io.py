@@ -2,7 +2,11 @@
 
 `os.preadv` and `os.pwritev` with O_DIRECT, from the caller's worker thread: they release the GIL, need no
 library, move bytes between a segment file and the warm pool's own pages, and flush one record alone with
-RWF_DSYNC. io_uring from Python was rejected: its binding holds the GIL while it waits.
+RWF_DSYNC.
+
+Reads that are no neighbours go through an io_uring, where the kernel has one to give (`RingIo`): all of a
+group are at the disk while the first is verified. Writes do not: one call carries a whole run, and nothing is
+done between them. A binding of liburing was rejected: it holds the GIL while it waits.
 
 `DirectIo` is a class so that tests can hand the store one that fails at the N-th call, and so that a file
 system without O_DIRECT can be served by `BufferedIo`.
@@ -13,11 +17,14 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from ...native import native
 from ...v1.shm import PAGE_BYTES, slot_of
 from ..base import Buffer, Cause, CopyError
 from ..durable import cause_of
@@ -27,6 +34,10 @@ IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
 MAX_IOVECS_PER_RECORD = 3  # header page, whole pages, last page
 MAX_RUN_BYTES = 8 << 20  # of one system call; more gains nothing and delays the others
 SCRATCH_BYTES = 2 << 20
+MAX_READS = 32  # at a time, of one thread
+
+Read: TypeAlias = tuple[int, int, tuple[Buffer, ...]]  # file, offset, what to fill in turn
+Ended: TypeAlias = Generator[tuple[int, int | OSError], None, None]  # which one, and the bytes read
 
 
 class DirectIo:
@@ -47,6 +58,15 @@ class DirectIo:
         """Fill `buffers` in turn from `offset`; return the bytes read."""
         return os.preadv(fd, buffers, offset)
 
+    def read_many(self, reads: Sequence[Read]) -> Ended:
+        """Yield the place of each of `reads` when it has ended, and the bytes read or why none were.
+        At most MAX_READS. To be closed before any of the memory is used otherwise."""
+        for number, (fd, offset, buffers) in enumerate(reads):
+            try:
+                yield number, self.read(fd, buffers, offset)
+            except OSError as error:
+                yield number, error
+
     def write(self, fd: int, buffers: Sequence[Buffer | bytes], offset: int, *, durable: bool = False) -> int:
         """Write `buffers` in turn at `offset`; return the bytes written.
         `durable`: on the medium when this returns."""
@@ -62,6 +82,48 @@ class DirectIo:
 
     def shut_down(self) -> None:
         """End what serves the calls. The files must be closed. Idempotent."""
+
+
+class RingIo(DirectIo):
+    """`DirectIo` with a ring of the kernel's for each thread. Raises OSError where there is none."""
+
+    backend = "direct, io_uring"
+
+    def __init__(self) -> None:
+        if native is None:
+            raise OSError(errno.ENOSYS, "native code is missing")
+        self._rings = threading.local()
+        self._rings.ring = native.open_ring(MAX_READS)
+
+    def read_many(self, reads: Sequence[Read]) -> Ended:
+        """See DirectIo.read_many: all are begun at once, and end in any order."""
+        ring = self._ring() if len(reads) > 1 else None
+        if native is None or ring is None:
+            yield from super().read_many(reads)
+            return
+        native.begin_reads(ring, tuple(reads))
+        try:
+            while (ended := native.wait_read(ring)) is not None:
+                number, num_read = ended
+                yield number, OSError(-num_read, os.strerror(-num_read)) if num_read < 0 else num_read
+        finally:
+            while native.wait_read(ring) is not None:  # the kernel writes there until then
+                pass
+
+    def _ring(self) -> Any:
+        """Return the calling thread's, None where it gets none."""
+        if native is not None and not hasattr(self._rings, "ring"):
+            self._rings.ring = None
+            with suppress(OSError):
+                self._rings.ring = native.open_ring(MAX_READS)
+        return self._rings.ring
+
+
+def direct_io() -> DirectIo:
+    """Return the quicker one that there is."""
+    with suppress(OSError):
+        return RingIo()
+    return DirectIo()
 
 
 def supports_direct(directory: Path) -> bool:
@@ -102,13 +164,19 @@ def write_fully(
 
 def read_fully(io: DirectIo, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
     """Fill all of `buffers` in one call. Raises CopyError."""
-    expected = sum(len(buffer) for buffer in buffers)
     try:
-        num_read = io.read(fd, buffers, offset)
+        num_read: int | OSError = io.read(fd, buffers, offset)
     except OSError as error:
-        raise CopyError(cause_of(error), f"read of {expected} bytes: {error.strerror}") from error
-    if num_read != expected:
-        raise CopyError(Cause.SHORT_TRANSFER, f"read {num_read} of {expected} bytes")
+        num_read = error
+    if cause := read_cause(num_read, buffers):
+        raise CopyError(cause, f"read of {sum(map(len, buffers))} bytes: {num_read}")
+
+
+def read_cause(num_read: int | OSError, buffers: Sequence[Buffer]) -> Cause | None:
+    """Return why what was read is not all of `buffers`, None where it is."""
+    if isinstance(num_read, OSError):
+        return cause_of(num_read)
+    return None if num_read == sum(map(len, buffers)) else Cause.SHORT_TRANSFER
 
 
 def is_aligned(view: Buffer) -> bool:
@@ -165,6 +233,21 @@ def runs_of(places: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]
         next_place = place + num_bytes // PAGE_BYTES
     if run:
         yield run
+
+
+def groups_of(runs: Iterator[list[int]], lengths: Sequence[int]) -> Iterator[list[list[int]]]:
+    """Yield the runs that are read at the same time: some memory's worth, and as many as a ring takes."""
+    group: list[list[int]] = []
+    group_bytes = 0
+    for run in runs:
+        num_bytes = sum(record_bytes(lengths[index]) for index in run)
+        if group and (group_bytes + num_bytes > MAX_RUN_BYTES or len(group) == MAX_READS):
+            yield group
+            group, group_bytes = [], 0
+        group.append(run)
+        group_bytes += num_bytes
+    if group:
+        yield group
 
 
 def offset_of(place: int) -> int:

@@ -31,7 +31,7 @@ from ..codecs.records import RecordCodecs
 from ..encryption.envelope import Envelopes
 from ..encryption.keyring import PLAIN
 from ..encryption.master_keys import MasterKeys
-from .direct_io import DirectIo, Scratch, offset_of, runs_of
+from .direct_io import DirectIo, Scratch, groups_of, offset_of, runs_of
 from .footer import footer_bytes_for
 from .inspection import inspect_segment
 from .manifest import Kind, namespace_event, segment_event
@@ -172,8 +172,8 @@ class ColdStore:
         outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
         with self._busy() as is_open:
             if is_open:
-                for run in _runs(items):
-                    self._transfers.read_run(run, items, outcomes, as_stored=as_stored)
+                for group in groups_of(_runs(items), [stored_bytes(item[1]) for item in items]):
+                    self._transfers.read_runs(group, items, outcomes, as_stored=as_stored)
         self._count(outcomes, items, written=False)
         return outcomes
 

@@ -14,7 +14,7 @@ from ..base import ColdStoreError, CopyError
 from ..encryption.keyring import Keyring
 from ..encryption.master_keys import MasterKeys
 from .buffered_io import BufferedIo
-from .direct_io import DirectIo, supports_direct
+from .direct_io import DirectIo, direct_io, supports_direct
 from .footer import footer_bytes_for
 from .manifest import ENCRYPTED, IncompatibleFormat, ManifestState
 from .manifest_file import Manifest, load_manifest
@@ -144,6 +144,6 @@ def _fit_geometry(state: ManifestState, segment_bytes: int, num_segments: int, r
 
 def _choose_io(directory: Path) -> DirectIo:
     if supports_direct(directory):
-        return DirectIo()
+        return direct_io()
     log.warning("%s does not support O_DIRECT: the cold store is served by aiofiles, slowly", directory)
     return BufferedIo()

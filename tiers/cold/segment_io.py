@@ -1,4 +1,4 @@
-"""Transfers: runs of records to and from the segment files of one cold store, one system call each.
+"""Transfers: runs of records to and from the segment files of one cold store, one call each.
 
 The half of the cold store that touches payloads: writes headers, encodes, encrypts where there is a key, and
 verifies every read. It knows nothing of recovery, sealing or access rights.
@@ -6,6 +6,7 @@ verifies every read. It knows nothing of recovery, sealing or access rights.
 
 import secrets
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import count
 from typing import TypeAlias
 
@@ -17,13 +18,14 @@ from ..block import FragmentLabel, tenant_of
 from ..codecs.base import CodecError, DoesNotFit
 from ..codecs.records import RecordCodecs
 from ..encryption.envelope import Envelopes
-from .direct_io import Scratch, offset_of, read_fully, write_fully
+from .direct_io import Read, Scratch, offset_of, read_cause, write_fully
 from .footer import MAX_NAMESPACES
 from .log import record_bytes
 from .manifest import Kind, segment_event
 from .record import RecordHeader, pack_header
 from .record_io import (
     Opener,
+    StagedRead,
     StagedWrite,
     finish_read,
     scratch_bytes,
@@ -175,38 +177,56 @@ class SegmentTransfers:
             is_spent=label.is_spent,
         )
 
-    def read_run(
+    def read_runs(
         self,
-        run: list[int],
+        runs: Sequence[list[int]],
         items: Sequence[TransferItem],
         outcomes: list[CopyOutcome],
         *,
         as_stored: bool = False,
     ) -> None:
-        """Read neighbouring records of one segment with one call, verify each; set their outcomes.
-
-        `as_stored`: leave encoded what is.
-        """
-        place = items[run[0]][0]
-        number = extent_of(place)
-        segment = self._segments[number]
-        if segment.epoch == 0:
-            for i in run:
-                outcomes[i] = CopyOutcome(Cause.WRONG_IDENTITY)
-            return
+        """Read runs of neighbours with one call each, verify them while others are read; set their outcomes.
+        `as_stored`: leave encoded what is. All take memory at once: see `groups_of`."""
         scratch = self._scratch
-        scratch.reset(sum(scratch_bytes(items[i][1]) for i in run))
-        staged = [stage_read(scratch, items[i][2], items[i][1], as_stored=as_stored) for i in run]
-        buffers = [buffer for one in staged for buffer in one.buffers]
-        try:
-            read_fully(self._state.io, segment.fd, buffers, offset_of(place))
-        except CopyError as error:
-            if len(run) > 1:  # one bad sector must not take its neighbours along
+        scratch.reset(sum(scratch_bytes(items[i][1]) for run in runs for i in run))
+        begun: list[tuple[list[int], SegmentLife, list[StagedRead]]] = []
+        reads: list[Read] = []
+        for run in runs:
+            place = items[run[0]][0]
+            segment = self._segments[extent_of(place)]
+            if segment.epoch == 0:
                 for i in run:
-                    self.read_run([i], items, outcomes, as_stored=as_stored)
-            else:
-                outcomes[run[0]] = CopyOutcome(error.cause)
-            return
+                    outcomes[i] = CopyOutcome(Cause.WRONG_IDENTITY)
+                continue
+            staged = [stage_read(scratch, items[i][2], items[i][1], as_stored=as_stored) for i in run]
+            buffers = tuple(buffer for one in staged for buffer in one.buffers)
+            begun.append((run, segment, staged))
+            reads.append((segment.fd, offset_of(place), buffers))
+        again: list[int] = []
+        with closing(self._state.io.read_many(reads)) as ended:
+            for number, num_read in ended:
+                run, segment, staged = begun[number]
+                cause = read_cause(num_read, reads[number][2])
+                if cause is None:
+                    self._finish(run, segment, staged, items, outcomes, as_stored)
+                elif len(run) > 1:  # one bad sector must not take its neighbours along
+                    again += run
+                else:
+                    outcomes[run[0]] = CopyOutcome(cause)
+        for i in again:
+            self.read_runs([[i]], items, outcomes, as_stored=as_stored)
+
+    def _finish(
+        self,
+        run: list[int],
+        segment: SegmentLife,
+        staged: list[StagedRead],
+        items: Sequence[TransferItem],
+        outcomes: list[CopyOutcome],
+        as_stored: bool,
+    ) -> None:
+        """Verify the records of a run that was read; set their outcomes."""
+        number = extent_of(items[run[0]][0])
         for i, one in zip(run, staged, strict=True):
             place, label, into = items[i]
             where = (number, segment.epoch, offset_of(place) // PAGE_BYTES)

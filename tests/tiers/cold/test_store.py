@@ -30,6 +30,7 @@ from tests.tiers.cold.store import (
     aligned,
     cold,
     failing,
+    flip,
     in_slot,
     label_of,
     labels_of,
@@ -487,7 +488,7 @@ def test_without_direct_io_aiofiles_serves_and_says_so(
         accepted = opened.accepted
     monkeypatch.undo()
     with cold(tmp_path) as again:
-        assert again.store.statistics().backend == "direct"
+        assert again.store.statistics().backend.startswith("direct")
         again.accepted = accepted
         again.assert_readable()
 
@@ -498,3 +499,22 @@ def test_the_fallback_ends_its_thread(tmp_path: Path) -> None:
         opened.put([1])
     assert not io._thread.is_alive()
     io.shut_down()
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_one_bad_record_among_reads_at_the_same_time_is_one_miss(tmp_path: Path, number: int) -> None:
+    """Records that are no neighbours are all at the disk at once; each has its own outcome and bytes."""
+    with cold(tmp_path) as opened:
+        opened.put(range(8))
+        chosen = list(opened.accepted.items())[::2]
+        bad_place = chosen[number][0]
+        path, _, offset = opened.store.whereabouts(bad_place)
+        flip(path, offset + 4096 + 17)
+        items = [(place, label, aligned(9000)) for place, (label, _) in chosen]
+        outcomes = opened.store.read_batch(items)
+        for (place, _, into), outcome, (_, (_, payload)) in zip(items, outcomes, chosen, strict=True):
+            if place == bad_place:
+                assert outcome.cause is Cause.WRONG_CHECKSUM
+            else:
+                assert outcome.cause is None
+                assert into[:9000] == payload

@@ -1,0 +1,136 @@
+"""Reads through a ring give what their twin gives, and the kernel writes nowhere else."""
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier.native import native
+from kvtier.tiers.base import Buffer
+from kvtier.tiers.cold import direct_io
+from kvtier.tiers.cold.direct_io import MAX_READS, DirectIo, Read, RingIo
+
+
+def _has_ring() -> bool:
+    try:
+        RingIo()
+    except OSError:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not _has_ring(), reason="not built, or this kernel refuses a ring")
+SIZE = 200_000
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    path = tmp_path / "file"
+    path.write_bytes(random.Random(1).randbytes(SIZE))
+    number = os.open(path, os.O_RDONLY)
+    yield number
+    os.close(number)
+
+
+def results(io: DirectIo, reads: list[Read]) -> list[int]:
+    """Return what each read says: bytes, or -errno."""
+    found: dict[int, int] = {}
+    with closing(io.read_many(reads)) as ended:
+        for number, num_read in ended:
+            assert number not in found
+            found[number] = -(num_read.errno or 0) if isinstance(num_read, OSError) else num_read
+    return [found[number] for number in range(len(reads))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_reads_are_the_twins(fd: int, seed: int) -> None:
+    """Beyond the end, across it, of a file that is not open, into many buffers, into none."""
+    dice, ring = random.Random(seed), RingIo()
+    for count in (0, 1, 2, 7, MAX_READS):
+        sizes = [
+            [dice.choice((0, 1, 511, 4096, 30_000)) for _ in range(dice.randrange(5))] for _ in range(count)
+        ]
+        offsets = [dice.choice((0, dice.randrange(SIZE), SIZE - 3, SIZE, SIZE + 9, -1)) for _ in range(count)]
+        files = [dice.choice((fd, fd, fd, fd, 999_999)) for _ in range(count)]
+        memory = [[[bytearray(b"?" * size) for size in one] for one in sizes] for _ in range(2)]
+        said = [
+            results(
+                io, [(f, o, tuple(map(memoryview, b))) for f, o, b in zip(files, offsets, mine, strict=True)]
+            )
+            for io, mine in ((DirectIo(), memory[0]), (ring, memory[1]))
+        ]
+        # A ring takes -1 for "where the file stands", and none of the store's places is negative.
+        for number in range(count):
+            if offsets[number] >= 0:
+                assert said[0][number] == said[1][number], (files[number], offsets[number], sizes[number])
+                assert memory[0][number] == memory[1][number]
+
+
+def test_what_is_given_up_is_waited_for(fd: int) -> None:
+    ring = RingIo()
+    places: list[Buffer] = [memoryview(bytearray(50_000)) for _ in range(4)]
+    reads: list[Read] = [(fd, 50_000 * number, (place,)) for number, place in enumerate(places)]
+    first = ring.read_many(reads)
+    next(first)
+    with pytest.raises(ValueError, match="2 reads beside 3"):
+        next(ring.read_many(reads[:2]))
+    first.close()
+    assert b"".join(places) == os.pread(fd, SIZE, 0)
+    assert results(ring, reads) == [50_000] * 4
+
+
+def test_buffers_are_held_until_the_last_read_has_ended(fd: int) -> None:
+    assert native is not None
+    ring, place = native.open_ring(4), bytearray(1000)
+    native.begin_reads(ring, ((fd, 0, (place,)), (fd, 1000, (place,))))
+    with pytest.raises(BufferError):
+        place.append(0)
+    assert [native.wait_read(ring)[1] for _ in range(2)] == [1000, 1000]
+    assert native.wait_read(ring) is None
+    place.append(0)
+    native.begin_reads(ring, ((fd, 0, (place,)),))
+    del ring  # hears of it first
+    place.append(0)
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [[], (1,), ((0, 0),), ((0, 0, [bytearray(1)]),), ((0, 0, (b"1",)),), ((0, 0, (None,)),)],
+    ids=repr,
+)
+def test_what_makes_no_sense_is_refused(fd: int, reads: Any) -> None:
+    assert native is not None
+    ring, place = native.open_ring(2), bytearray(9)
+    with pytest.raises((TypeError, ValueError, BufferError)):
+        native.begin_reads(ring, reads)
+    with pytest.raises(ValueError, match="3 reads beside 0"):
+        native.begin_reads(ring, ((fd, 0, (place,)),) * 3)
+    native.begin_reads(ring, ((fd, 0, (place,)),))
+    assert native.wait_read(ring) == (0, 9)
+    for number in (0, 65):
+        with pytest.raises(ValueError, match="at a time"):
+            native.open_ring(number)
+
+
+def test_a_kernel_without_rings_is_served_by_preadv(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    class Without:
+        @staticmethod
+        def open_ring(number: int) -> None:
+            raise OSError(errno.EPERM, "as in a container")
+
+    io = direct_io.direct_io()
+    assert io.backend == "direct, io_uring"
+    monkeypatch.setattr(direct_io, "native", Without)
+    place = memoryview(bytearray(9))
+    with ThreadPoolExecutor(1) as pool:  # which has no ring yet
+        assert pool.submit(results, io, [(fd, 0, (place,))] * 2).result() == [9, 9]
+    for absent in (Without, None):
+        monkeypatch.setattr(direct_io, "native", absent)
+        assert direct_io.direct_io().backend == "direct"
