@@ -55,10 +55,12 @@ demo-store: $(DEMO_VENV)/.ready-demo
 	$(DEMO_VENV)/bin/python -m examples.demo_store $(STORE) $(addprefix --picture ,$(PICTURE))
 	$(if $(ENGINE),$(VLLM)/bin/python -m bench.vllm store --quick $(if $(filter ceph,$(STORE)),--gateway))
 
-# Three hosts that read from each other's memory, in network namespaces where root may make them; LINK="netem delay 5ms
-# loss 1%" takes other words of `tc qdisc`. PICTURE=FILE.svg draws what was printed.
+# Three hosts that read from each other's memory, in network namespaces where root may make them; they find each other in Redis
+# where Debian's redis-server is. LINK="netem delay 5ms loss 1%" takes other words of `tc qdisc`. PICTURE=FILE.svg draws what
+# was printed. ENGINE=vllm shows the same with vLLM after it, found in etcd (as root), and its times into FILE-vllm.svg.
 demo-fleet: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo_fleet $(addprefix --picture ,$(PICTURE)) $(LINK)
+	$(if $(ENGINE),$(VLLM)/bin/python -m bench.vllm fleet --quick $(if $(LINK),--link "$(LINK)") $(addprefix --picture ,$(PICTURE:.svg=-vllm.svg)))
 
 # Ceph's gateway is killed, stopped, filled and lied about: minutes, and it has to be installed (tests/sources/objects/gateway.py).
 test-gateway: $(VENV)/.ready
@@ -119,7 +121,7 @@ $(VLLM_MODELS)/.ready: bench/vllm/models.py | $(VLLM)/.ready
 	$(VLLM)/bin/python -m bench.vllm.models
 	touch $@
 
-demo-store: $(if $(ENGINE),$(VLLM)/.ready $(VLLM_MODELS)/.ready)
+demo-store demo-fleet: $(if $(ENGINE),$(VLLM)/.ready $(VLLM_MODELS)/.ready)
 
 # The connectors against the real engine: FULL=1 for every variant, VERSION=... for another version, ARGS=... goes
 # to pytest.

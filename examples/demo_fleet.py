@@ -1,7 +1,8 @@
 """`make demo-fleet`: what one host computed, another one reads from its memory, over a network between them.
 
-Three hosts in network namespaces, at a switch, over links like LINK (examples/network.py). Without root they
-share the loopback, and no link is slow or cut. The second host is asked what the first one computed. Then the
+Three hosts in network namespaces, at a switch, over links like LINK (examples/network.py). They find each
+other in Redis, on a fourth one, where that is installed. Without root they share the loopback, and no link is
+slow or cut. The second host is asked what the first one computed. Then the
 first one is killed and the second one cut off, and the third one computes as if it were alone. When the
 second one is back, the third one reads from that.
 
@@ -21,11 +22,13 @@ from kvtier.clients import Client
 
 from .daemon import ExampleDaemon
 from .demo import Demo, perform
+from .directory import directory
 from .network import LINK, NetworkHost, free_port, network, why_not
 from .screen import MIB, Screen
 from .texts import READERS, system_tokens, turn_tokens
 
 NUM_HOSTS = 3
+LEFT_OUT = "Redis needs root and Debian's redis-server (apt-get install redis-server)"
 PORT = 7070
 FOUND_S = 60.0  # within which a host has to learn what another one has
 SETTINGS = [
@@ -71,17 +74,20 @@ def main() -> int:
 def play(screen: Screen, link: str) -> int:
     """Run the demonstration; return the exit code."""
     why = why_not(link)
-    screen.say("kvtier demo: three hosts, and no service between them", "bold")
+    screen.say("kvtier demo: three hosts that read from each other", "bold")
     if why:
         screen.say(f"on the loopback of this host, without links and cuts: {why}", "yellow")
     else:
         screen.say(f"each in a network namespace, over a link of `{link}`", "dim")
     with ExitStack() as stack:
         places: list[NetworkHost | None] = [None] * NUM_HOSTS
+        url = ""
         if not why:
-            places = list(stack.enter_context(network(NUM_HOSTS, link)))
+            *places, last = stack.enter_context(network(NUM_HOSTS + 1, link))
+            url = stack.enter_context(directory("redis", last))
+        screen.say(f"they find each other {f'at {url}' if url else f'in a list; {LEFT_OUT}'}", "dim")
         with screen.busy("starting the daemons, importing torch, building the models"):
-            first, second, third = (stack.enter_context(host) for host in hosts(screen, places))
+            first, second, third = (stack.enter_context(host) for host in hosts(screen, places, url))
         return tell(screen, first, second, third, places[1])
 
 
@@ -139,21 +145,22 @@ def tell(
     return 1 if num_different or not (of_second and of_third) else 0
 
 
-def hosts(screen: Screen, places: list[NetworkHost | None]) -> Iterator[AbstractContextManager[FleetDemo]]:
-    """Yield the hosts, each of which has the same list of all."""
+def hosts(
+    screen: Screen, places: list[NetworkHost | None], url: str
+) -> Iterator[AbstractContextManager[FleetDemo]]:
+    """Yield the hosts, which find each other at `url`; where it is empty each has the same list of all."""
     ports = [PORT if place else free_port() for place in places]
     names = [place.address if place else "127.0.0.1" for place in places]
     addresses = [f"{name}:{port}" for name, port in zip(names, ports, strict=True)]
+    peers = f"peers.directory.url={url}" if url else f"peers.hosts=[{', '.join(addresses)}]"
     for place, address in zip(places, addresses, strict=True):
-        yield host(screen, place, address, addresses)
+        yield host(screen, place, address, peers)
 
 
 @contextmanager
-def host(
-    screen: Screen, place: NetworkHost | None, address: str, addresses: list[str]
-) -> Iterator[FleetDemo]:
+def host(screen: Screen, place: NetworkHost | None, address: str, peers: str) -> Iterator[FleetDemo]:
     """Run one host with empty memory and an empty disk."""
-    settings = [*SETTINGS, f"peers.hosts=[{', '.join(addresses)}]"]
+    settings = [*SETTINGS, peers]
     prefix = place.prefix if place else []
     with ExampleDaemon(settings, [address], prefix) as daemon, Client(daemon.target, name="host") as client:
         daemon.start()

@@ -18,6 +18,7 @@ from bench.vllm import fleet, new_host, overhead, recovery, ttft
 from bench.vllm.measure import versions
 from bench.vllm.priority import use_priority
 from examples.network import LINK
+from examples.screen import Screen
 
 TITLES = {
     "ttft": "ttft: seconds to the first token of a stored prompt (mid: 143 M parameters, bfloat16)",
@@ -86,6 +87,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--link", default=LINK, help="fleet: the network of each host, in words of `tc qdisc`"
     )
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the tables as an SVG")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     args = parser.parse_args(arguments)
     if unknown := set(args.sections) - set(TITLES):
@@ -101,16 +103,19 @@ def main() -> None:
         return
     use_priority(args.niceness)
     machine = print_machine(versions())
+    screen = Screen(is_recorded=args.picture is not None)
     results: dict[str, list[dict[str, Any]]] = {}
     for section in args.sections:
         began_at_s = time.monotonic()
         samples = RUN[section](args)
         results[section] = [asdict(sample) for sample in samples]
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-        print(f"\n{TITLES[section]}  [{time.monotonic() - began_at_s:.0f} s, load {load} at its end]")
-        print(REPORT[section](samples), flush=True)
+        screen.say(f"\n{TITLES[section]}  [{time.monotonic() - began_at_s:.0f} s, load {load} at its end]")
+        screen.say(REPORT[section](samples))
+    if args.picture is not None:
+        screen.save(args.picture, f"python -m bench.vllm {' '.join(args.sections)}")
     write_report(args.json, machine=machine, results=results)
-    if not all(sample["is_exact"] for sample in results.get("store", [])):
+    if any(sample.get("is_exact") is False for many in results.values() for sample in many):
         raise SystemExit("an answer is not that of vLLM's own cache")
 
 

@@ -40,13 +40,13 @@ BUCKET = "vllm"
 
 @dataclass(frozen=True)
 class NewHostSample:
-    """One answer. `num_cached`: tokens found; `is_exact`: the bits of the answer from vLLM's own cache."""
+    """One answer. `num_cached`: tokens found; `is_exact`: whether it is vLLM's own, None: not asked."""
 
     road: str
     num_tokens: int
     ttft_s: float
     num_cached: int
-    is_exact: bool = True
+    is_exact: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ def report(samples: Sequence[NewHostSample]) -> str:
         medians = {road: statistics.median(one.ttft_s for one in many) for road, many in roads.items()}
         for road, many in roads.items():
             times = [one.ttft_s for one in many]
-            num_exact = sum(one.is_exact for one in many)
+            num_exact = sum(one.is_exact is True for one in many)
             rows.append(
                 [
                     *(str(size), road, seconds(medians[road]), seconds(min(times)), seconds(max(times))),
                     *(str(min(one.num_cached for one in many)), ratio(medians[COMPUTED] / medians[road])),
-                    f"{num_exact} of {len(many)}" if road not in (COMPUTED, OWN_CACHE) else "",
+                    f"{num_exact} of {len(many)}" if many[0].is_exact is not None else "",
                 ]
             )
     header = ["tokens", "from", "p50 s", "best", "worst", "cached", "of computed", "bit-identical"]

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -58,11 +59,16 @@ class EngineProcess:
     """An engine. Leaving the context kills whatever is left of it."""
 
     def __init__(
-        self, options: EngineOptions, folder: Path, name: str = "engine", python: str = sys.executable
+        self,
+        options: EngineOptions,
+        folder: Path,
+        name: str = "engine",
+        python: str = sys.executable,
+        prefix: Sequence[str] = (),
     ) -> None:
         """Start it; `ready` waits. `folder` takes its options and its log.
 
-        `python` is of the environment that has the engine."""
+        `python` is of the environment that has the engine; `prefix` is what its command begins with."""
         self.name = name
         self.options = options
         self.log = folder / f"{name}.log"
@@ -71,7 +77,7 @@ class EngineProcess:
         written.write_text(json.dumps(settings))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [python, "-m", "bench.vllm.engine", str(written)],
+                [*prefix, python, "-m", "bench.vllm.engine", str(written)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
