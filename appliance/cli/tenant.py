@@ -135,7 +135,8 @@ def erase(name: str, yes: bool, target: str | None, as_json: bool) -> None:
     """Make everything unreadable that tenant NAME ever stored, by destroying its key. There is no way back.
 
     NAME is a tenant, or group:NAME, public: or common: for what several share. Its clients stay connected,
-    and what they put afterwards is kept under another key.
+    and what they put afterwards is kept under another key. What was stored before encryption was switched on
+    has no key: it is forgotten, and its bytes stay on the device until others are written over them.
 
     \b
     Example:

@@ -12,9 +12,10 @@ import asyncio
 import math
 import socket
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from ...tiers.block import NamespaceIdentity, tenant_of
 from ...v1 import kvcache_pb2 as pb
@@ -79,19 +80,16 @@ class RankService:
             raise error("TOO_MANY_IN_FLIGHT", f"{lane.num} rankings of the tenant wait; ask later", RETRY_S)
         lane.num += 1
         ranked = asyncio.ensure_future(
-            self._in_turn(lane, self._rank(request.namespace_id, identity, names, queues))
+            self._in_turn(lane, partial(self._rank, request.namespace_id, identity, names, queues))
         )
         ranked.add_done_callback(lambda _: self._end(tenant, lane))
         return ranked
 
     async def _in_turn(
-        self, lane: _Rankings, ranking: Coroutine[Any, Any, pb.RankResponse]
+        self, lane: _Rankings, rank: Callable[[], Awaitable[pb.RankResponse]]
     ) -> pb.RankResponse:
-        try:
-            async with lane.turn:
-                return await ranking
-        finally:
-            ranking.close()  # one that was given up before its turn
+        async with lane.turn:
+            return await rank()
 
     def _end(self, tenant: str, lane: _Rankings) -> None:
         lane.num -= 1

@@ -89,7 +89,11 @@ class StagingBuffer:
         self._area = area
         self._offset: int | None = None
         if area is None:
-            self.array = np.zeros(num_bytes, np.uint8)
+            try:
+                self.array = np.zeros(num_bytes, np.uint8)
+            except MemoryError:
+                words = f"no {num_bytes} bytes of memory; ask for less"
+                raise Overloaded(words, reason="STAGING_FULL") from None
             return
         self._offset = area.take(num_bytes)
         if self._offset is None:

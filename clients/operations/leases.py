@@ -17,7 +17,7 @@ from ...v1 import kvcache_pb2
 from ...v1.arguments import number, whole
 from ...v1.shm import HASH_BYTES, extent_of
 from ...v1.types import Tier, Urgency
-from ..errors import CONNECTION_LOST, KvtierError, NotFound, PreconditionFailed, Unavailable
+from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError, NotFound, PreconditionFailed, Unavailable
 from ..memory.buffers import address_of, copy_bytes
 from ..memory.extents import OFFSET, U8, Wanted
 from ..memory.fragments import Fragment, Readable, end_all
@@ -249,7 +249,9 @@ def acquire(
     """Pin the stored prefix; see Client.acquire."""
     if ttl_s is not None:
         number("ttl_s", ttl_s, 0.0)
-    check_first_block(first_block, len(pack(hashes)) // HASH_BYTES - 1)
+    if not (num_blocks := len(pack(hashes)) // HASH_BYTES):
+        raise InvalidRequest("a lease of no blocks; pass one prefix hash at least")
+    check_first_block(first_block, num_blocks - 1)
     attachment, namespace_id = yield from operations.begin(namespace)
     packed = operations.chain(attachment, hashes)
     timeout_s = operations.deadline(deadline_s)

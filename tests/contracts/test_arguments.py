@@ -153,6 +153,7 @@ WRONG: dict[str, tuple[Callable[[Any, Namespace], Any], str]] = {
         lambda c, n: c.get(n, NAMES, first_block=0.5),
         "first_block must be a whole number",
     ),
+    "acquire: no blocks": (lambda c, n: c.acquire(n, []), "one prefix hash at least"),
     "get: a negative block": (lambda c, n: c.get(n, NAMES, first_block=-1), "first_block is -1"),
     "get: a block as text": (
         lambda c, n: c.get(n, NAMES, first_block="1"),

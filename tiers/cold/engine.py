@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 _MAX_RECOVERY_THREADS = 4
 #: Reasons that every crash leaves behind, and that were wanted.
-HARMLESS = {"segment_unsealed", "tenant_erased"}
+HARMLESS = {"segment_unsealed", "tenant_erased", "key_unknown"}
 
 
 class ColdStore:
@@ -332,6 +332,13 @@ class ColdStore:
         gone = [number for number in found if number not in self._manifest.state.lives]
         recovered = assemble([found[number][1] for number in in_order + gone], namespaces)
         recovered.reasons.update(self._reasons)
+        if num_locked := recovered.reasons["key_unknown"]:
+            log.warning(
+                "cold store %s: %d records need a key that is not there; set encryption.master_key to what "
+                "it was, and start again, before they are overwritten",
+                self.directory,
+                num_locked,
+            )
         if recovered.reasons.keys() - HARMLESS:
             log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))
         count_unreadable(recovered, self.codecs.can_read)

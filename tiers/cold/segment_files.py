@@ -80,7 +80,9 @@ def _explain(error: OSError, directory: Path, num_segments: int, segment_bytes: 
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         status = os.statvfs(directory)
         free = status.f_bavail * status.f_frsize
-        return f"{directory} cannot hold {wanted}: {free} bytes are free; lower num_segments or make room"
+        return (
+            f"{directory} cannot hold {wanted}: {free} bytes are free; lower tiers.nvme.capacity or make room"
+        )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"too few file descriptors for {wanted}; raise the limit (nofile) or segment_bytes"
     return f"cannot open {wanted} in {directory}: {error.strerror}"

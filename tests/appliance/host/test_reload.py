@@ -127,6 +127,7 @@ def test_what_is_applied_holds_at_once(scene: Scene) -> None:
             "BAD_POLICY",
             "policy: .*s3fifo",
         ),
+        ({"policy": {"options": {"lru": {"x": 1}}}}, "BAD_POLICY", "'lru' has no option 'x'"),  # not in use
         ({"tiers": {"dram": {"extent": "4MiB"}}}, "NEEDS_RESTART", r"tiers\.dram\.extent \(2MiB -> 4MiB\)"),
         ({"tiers": {"nvme": {"path": "/elsewhere"}}}, "NEEDS_RESTART", r"tiers\.nvme\.path"),
         ({"policy": {"allowed_modules": ["os"], "eviction": "os:path"}}, "NEEDS_RESTART", "at the start"),

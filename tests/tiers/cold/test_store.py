@@ -275,7 +275,7 @@ def test_of_two_records_of_a_fragment_the_newest_wins(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_at_open_and_leaves_nothing_behind(tmp_path: Path) -> None:
     io = FaultyIo(failing("allocate", errno.ENOSPC, after=2))
-    with pytest.raises(ColdStoreError, match=r"bytes are free; lower num_segments or make room"):
+    with pytest.raises(ColdStoreError, match=r"bytes are free; lower tiers.nvme.capacity or make room"):
         ColdStore.open(tmp_path / "store", SEGMENT_BYTES, 4, io=io)
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["lock"]
     with cold(tmp_path / "store"):
