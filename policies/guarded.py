@@ -51,7 +51,7 @@ class Trouble:
         self.has_failed = False
         self._name, self._instead, self._report = name, instead, report
 
-    def note(self, error: Exception) -> None:
+    def note(self, error: BaseException) -> None:
         """Mark the policy as failed, and report the error."""
         self.has_failed = True
         where = [] if isinstance(error, InvalidAnswer) else traceback.extract_tb(error.__traceback__)[-1:]
@@ -137,11 +137,11 @@ class GuardedEviction(EvictionPolicy):
         if not self._trouble.has_failed:
             try:
                 return question(self._policy)
-            except Exception as error:  # the code is an administrator's
+            except (Exception, SystemExit) as error:  # the code is an administrator's
                 self._fail(error)
         return question(self._standby)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         last_used = self._facts.last_used
         rows = sorted(self._candidates, key=lambda row: (last_used[row], row))
         self._standby.offer(rows, self._now)
@@ -159,7 +159,7 @@ class GuardedAdmission(AdmissionPolicy):
         if not self._trouble.has_failed:
             try:
                 return bool(self._policy.admits(newcomer, victim))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._trouble.note(error)
         return True
 
@@ -208,7 +208,7 @@ class GuardedPrefetcher(Prefetcher):
         if not self._trouble.has_failed:
             try:
                 return question()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._trouble.note(error)
         return otherwise
 
@@ -239,7 +239,7 @@ class GuardedLearner(Observer):
         if not self._trouble.has_failed:
             try:
                 forward()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._trouble.note(error)
 
 

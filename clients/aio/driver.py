@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from ..errors import BROKEN_ANSWER, CONNECTION_LOST, KvtierError, Unavailable
+from ..errors import BROKEN_ANSWER, CONNECTION_LOST, InvalidRequest, KvtierError, Unavailable
 from ..links.aio_link import AsyncLink, open_link
 from ..links.forks import reset_after_fork
 from ..operations.base import ClientSettings, Operations
@@ -38,11 +38,12 @@ class AsyncDriver:
         self._open_link = open_with or partial(open_link, settings)
         self._link: AsyncLink | None = None
         self._connecting = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         reset_after_fork(self)
 
     def forget_connection(self) -> None:
-        """Forget the connection, in a child that was forked: it is the parent's (forks.py)."""
-        link, self._link = self._link, None
+        """Forget the connection: in a child that was forked it is the parent's (forks.py)."""
+        link, self._link, self._loop = self._link, None, None
         self._connecting = asyncio.Lock()
         self.operations = Operations(self.operations.settings)
         if link is not None:
@@ -78,6 +79,14 @@ class AsyncDriver:
                 self._link = None
             await link.close()
 
+    def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Connect anew on another event loop, once that of the connection has ended."""
+        if self._loop is not None:
+            if not self._loop.is_closed():
+                raise InvalidRequest("this client is used on another event loop; make one for each loop")
+            self.forget_connection()
+        self._loop = loop
+
     async def _drive(self, operation: Operation[T], used: list[AsyncLink] | None = None) -> T:
         link: AsyncLink | None = None  # the one this operation started on; never changed under it
         try:
@@ -99,6 +108,8 @@ class AsyncDriver:
             return stop.value  # type: ignore[no-any-return]
 
     async def _attached(self, connect: bool) -> AsyncLink | None:
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._move_to(loop)
         if connect and (self._link is None or self._link.closed):
             async with self._connecting:
                 if self._link is None or self._link.closed:

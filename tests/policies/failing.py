@@ -33,6 +33,13 @@ class Failing(LruEviction):
         raise KeyError("oops")
 
 
+class Exiting(Failing):
+    """Uses a library that ends the process."""
+
+    def fail(self, now: float) -> Victim | None:
+        raise SystemExit(3)
+
+
 class SameForEver(Failing):
     """Names one block again and again, and never takes it off its list."""
 

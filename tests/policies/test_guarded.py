@@ -14,7 +14,7 @@ from tests.policies.failing import BadLearner
 from tests.replay.traces import drawn
 
 MODULE = "tests.policies.failing"
-EVICTIONS = ("Failing", "SameForEver", "NoRow", "NoVictim", "PricesInWords", "Deaf", "Forgetful")
+EVICTIONS = ("Failing", "Exiting", "SameForEver", "NoRow", "NoVictim", "PricesInWords", "Deaf", "Forgetful")
 TRACE = drawn(11, num_requests=120)
 
 

@@ -25,6 +25,7 @@ BY_NAME: Final[dict[str, Callable[[], Codec]]] = {
     "zstd": Zstd,
 }
 _BY_ID: Final[dict[int, Callable[[], Codec]]] = {make().codec_id: make for make in BY_NAME.values()}
+assert len(_BY_ID) == len(BY_NAME), "two codecs have one number"
 #: Numbers of codecs in records that this version reads.
 KNOWN_CODECS: Final = frozenset({*_BY_ID, Profiled.codec_id})
 

@@ -15,6 +15,7 @@ import pytest
 
 from kvtier.clients import AsyncClient, Client, Limits, Namespace
 from kvtier.clients.aio.driver import THREAD_BYTES
+from kvtier.clients.errors import InvalidRequest
 from kvtier.clients.operations.base import Operations
 from kvtier.clients.operations.effects import Operation, Work
 from kvtier.clients.testing import FakeAppliance
@@ -312,3 +313,26 @@ def test_a_put_cancelled_while_it_ends_after_a_failure_loses_no_staging(
             assert [offset for _, offset in attachment.unsettled] == list(area._taken)
 
     asyncio.run(run())
+
+
+def test_an_async_client_connects_anew_on_another_event_loop(server: ScriptedServer, target: str) -> None:
+    server.handlers[Method.LOOKUP] = answer_lookup
+    client = AsyncClient(target)
+
+    async def look_up() -> int:
+        namespace = await client.register(IDENTITY)
+        return (await client.lookup(namespace, NAMES[:1])).num_blocks
+
+    async def close() -> None:
+        await client.close()
+
+    assert [asyncio.run(look_up()) for _ in range(2)] == [1, 1]
+    assert len(server.connections) == 2
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(look_up())
+        with pytest.raises(InvalidRequest, match="one for each loop"):
+            asyncio.run(look_up())
+        loop.run_until_complete(close())
+    finally:
+        loop.close()
