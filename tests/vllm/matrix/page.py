@@ -13,10 +13,13 @@ HEAD = """# Compatibility
 Which versions of vLLM do what with kvtier, as tests on their real builds for the CPU showed. Generated from
 `docs/data/compatibility.json`, which `make test-matrix` writes; `make docs` prints it.
 
+The other runtimes are [below](#other-runtimes).
+
 *passes*: the row's tests did, every answer compared. *refused*: the engine runs, kvtier says why it serves
 nothing to it. *never ran*: nothing was shown, and why.
 
 """
+OTHERS = ROOT / "docs" / "data" / "other-runtimes.txt"  # by hand
 
 
 def compatibility_page() -> Iterator[tuple[Path, bytes]]:
@@ -37,6 +40,7 @@ def page(cells: Mapping[tuple[str, str], Cell]) -> str:
         text += "\n## Words\n\n" + "\n".join(f"{number}. {words}" for words, number in notes.items()) + "\n"
     text += "\n## Tests\n\n| feature | tests |\n|---|---|\n"
     text += "".join(f"| {row.name} | {_tests_of(row)} |\n" for row in ROWS if row.path)
+    text += "\n" + OTHERS.read_text()
     dates = sorted({(cell.version, cell.date, cell.commit[:8]) for cell in cells.values()})
     text += "\n## Runs\n\n| vLLM | date | commit |\n|---|---|---|\n"
     return text + "".join(f"| {version} | {date} | `{commit}` |\n" for version, date, commit in dates)
