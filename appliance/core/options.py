@@ -74,7 +74,8 @@ class PlannerOptions:
     daily_write_bytes: int | None = None
     #: Free segments the cold store tries to keep ready.
     min_free_segments: int = 2
-    #: Share of a segment that may be copied forward when it is reclaimed; the rest is dropped.
+    #: Share of a segment that may be copied forward when it is reclaimed, and of the store that beginnings
+    #: may take beyond that before any is freed (reclaim.py); the rest is dropped.
     max_forward_fraction: float = 0.25
 
     #: Bytes of prefetches in flight, and the share of the put tier that may be prefetched and not used yet.

@@ -3,11 +3,14 @@
 The oldest sealed segment is emptied: what is worth keeping is copied forward, the rest is dropped, and the
 segment is forgotten durably before it is reused. Worth is decided per block by its last use, up to a
 budget; blocks that must not go (pinned, decoding, a child in a faster tier) are copied whatever the budget.
+Beyond the budget what several chains begin with is copied, too, where more than a segment hangs on it: as
+many bytes as reclaim has won before, and up to MAX_SPARE_SEGMENTS, so that each byte that is written for it
+frees another.
 When that goes for every segment, the store is full for good and says so (`Refusals.full`): memory goes on
 without it, the coldest blocks leave, and with the last child in memory a parent in the store may go, too.
 
-A dropped block takes its descendants with it: without it no lookup can reach them. The work is cut
-into steps of bounded size, so that no request waits for a whole segment.
+A dropped block takes its descendants with it (subtrees.py): without it no lookup can reach them. The work is
+cut into steps of bounded size, so that no request waits for a whole segment.
 """
 
 from collections import deque
@@ -22,6 +25,7 @@ from ..catalog.states import State
 from ..copying.copies import Copies, Move
 from ..copying.refusals import Refusals
 from ..instructions import FreeSegment
+from .subtrees import Fate, Subtree
 
 #: Blocks looked at in one step: about a millisecond.
 STEP_BLOCKS = 256
@@ -32,6 +36,8 @@ FRUITLESS_FRACTION = 0.9
 FRUITLESS_PAUSE_S = 1.0
 #: Once no segment in turn won room the pauses double, up to this: each try writes a segment in vain.
 MAX_FRUITLESS_PAUSE_S = 60.0
+#: Beginnings that are copied forward before the next segment becomes free: a second of a slow device.
+MAX_SPARE_SEGMENTS = 16
 
 
 class Reclaim:
@@ -48,7 +54,12 @@ class Reclaim:
         self.to_empty: set[int] = set()
         self._segment: int | None = None  # being emptied
         self._rows: deque[int] = deque()  # handles of blocks still to decide, most recently used first
+        self._subtree: Subtree | None = None  # of the first of them, while it is looked at or dropped
+        self._num_steps = 0  # left of this event's
+        self._beginning: set[int] = set()  # handles of blocks that were found to be SHARED, also elsewhere
+        self._spare_bytes = self._most_spare_bytes()  # that may be copied forward for being so
         self._forward_bytes = 0
+        self._copied_bytes = 0  # of this segment, copied forward
         self._wanted_bytes = 0  # of this segment, copied forward or to be spilled again
         self._used_bytes = 0  # of this segment, ever appended
         self._is_freeing = False
@@ -62,7 +73,8 @@ class Reclaim:
     def is_busy(self) -> bool:
         """Whether blocks can be decided now: a Tick is due at once.
         False while it waits for a copy or for room, which end with an event: ticking meanwhile would spin."""
-        return self._segment is not None and bool(self._rows) and not self._is_blocked
+        is_stopped = self._is_blocked or self._log_tier in self._core.offline
+        return self._segment is not None and bool(self._rows) and not is_stopped
 
     @property
     def is_in_vain(self) -> bool:
@@ -142,7 +154,16 @@ class Reclaim:
         else:
             self._num_in_vain = 0
             self._pause_s = FRUITLESS_PAUSE_S
+        self._spare_bytes += max(0, self._used_bytes - self._copied_bytes)
+        self._spare_bytes = min(self._spare_bytes, self._most_spare_bytes())
         self._core.story.count("segments_reclaimed")
+
+    def _most_spare_bytes(self) -> int:
+        """Return what beginnings may take before any segment was freed, or after many were."""
+        if self._log is None:
+            return 0
+        num_segments = self._core.options.max_forward_fraction * self._log.num_segments
+        return int(min(MAX_SPARE_SEGMENTS, num_segments) * self._log.segment_bytes)
 
     def _begin(self, chosen: set[int] | None = None) -> None:
         """Begin with the oldest segment that may be emptied, of those that were chosen if some were."""
@@ -157,7 +178,9 @@ class Reclaim:
             newest_first = sorted(rows, key=lambda row: -catalog.last_used[row])
             self._rows = deque(catalog.handle(row) for row in newest_first)
             self._forward_bytes = int(self._core.options.max_forward_fraction * self._log.segment_bytes)
-            self._wanted_bytes = 0
+            self._wanted_bytes = self._copied_bytes = 0
+            self._subtree = None
+            self._beginning.clear()
             self._used_bytes = self._log.segments[segment].next_page * PAGE_BYTES
             return
 
@@ -176,13 +199,15 @@ class Reclaim:
         return [f for f in set(listed) if place[f] != NO_PLACE and extent_of(place[f]) == segment]
 
     def _step(self) -> None:
-        self._is_blocked = False
-        for _ in range(min(STEP_BLOCKS, len(self._rows))):
+        self._is_blocked, self._num_steps = False, STEP_BLOCKS
+        while self._num_steps > 0 and self._rows:
+            self._num_steps -= 1
             row = self._core.catalog.row_of(self._rows[0])
             if row != NO_ROW and not self._decide(row):
-                self._is_blocked = True  # no room to copy forward yet
+                self._is_blocked = self._subtree is None  # no room to copy forward yet
                 return
             self._rows.popleft()
+            self._subtree = None
         if not self._rows:
             self._finish_when_quiet()
 
@@ -193,60 +218,54 @@ class Reclaim:
         if not here:  # it was condemned since; what memory has of it may be held
             return True
         if catalog.num_holds[self._log_tier][row]:
+            self._subtree = None
             return False  # being read, or copied forward already
         assert all(catalog.state[self._log_tier][f] == State.RESIDENT for f in here)
         num_bytes = sum(record_bytes(catalog.stored_length(f, self._log_tier)) for f in here)
-        used_again = catalog.num_uses[row] > 0
-        worth_it = (
-            used_again
-            and num_bytes <= self._forward_bytes
-            and not self._residency.is_elsewhere(row, self._log_tier)
-        )
-        doomed = None if worth_it else self._subtree_to_drop(row)
-        if doomed is None:
-            if self._forward(row, here):
-                self._forward_bytes -= num_bytes
-                self._wanted_bytes += num_bytes
-                return True
-            doomed = self._subtree_to_drop(row)
-            if doomed is None:
-                self._refusals.full()
-                return False
+        is_elsewhere = self._residency.is_elsewhere(row, self._log_tier)
+        is_worth = catalog.num_uses[row] > 0 and num_bytes <= self._forward_bytes and not is_elsewhere
         is_partial = catalog.num_resident[self._log_tier][row] < catalog.namespace_of(row).num_groups
-        if is_partial and any(catalog.num_resident[tier][row] for tier in self._memory_tiers):
+        comes_again = is_partial and any(catalog.num_resident[tier][row] for tier in self._memory_tiers)
+        fate = Fate.SHARED if is_worth else self._fate(row, num_bytes, is_elsewhere)
+        if fate in (Fate.SHARED, Fate.STAYS):
+            if self._forward(row, here):
+                self._copied_bytes += num_bytes
+                if fate is Fate.SHARED and not is_worth:
+                    self._spare_bytes -= num_bytes
+                else:
+                    self._forward_bytes -= num_bytes
+                    self._wanted_bytes += num_bytes
+                return True
+            if fate is Fate.SHARED:
+                fate = self._fate(row, None, is_elsewhere)
+        if fate is Fate.STAYS:
+            self._subtree = None
+            self._refusals.full()
+        if fate is Fate.DROPPED and comes_again:
             self._wanted_bytes += num_bytes
-        for victim in doomed:
-            self._residency.evict(victim, self._log_tier, "segment reclaimed")
-            for tier in self._core.ladder.host_tiers:  # a part that cannot be read
-                if catalog.tier_of(victim) is None and self._residency.may_leave(victim, tier):
-                    self._residency.evict(victim, tier, "incomplete")
-        return True
+        return fate is Fate.DROPPED
+
+    def _fate(self, row: int, num_bytes: int | None, is_elsewhere: bool) -> Fate:
+        """Look at what continues a block, or drop it. `num_bytes`: of its records here; None: they find no
+        room."""
+        assert self._log is not None
+        may_forward = num_bytes is not None and num_bytes <= self._spare_bytes and not is_elsewhere
+        if may_forward and self._core.catalog.handle(row) in self._beginning:
+            return Fate.SHARED
+        if self._subtree is None:
+            self._subtree = Subtree(self._core, self._residency, row)
+        if is_elsewhere and self._residency.may_leave(row, self._log_tier):
+            self._subtree.drop(row)
+            return Fate.DROPPED
+        shared_bytes = self._log.segment_bytes if may_forward else None
+        fate, self._num_steps = self._subtree.step(self._num_steps, shared_bytes)
+        if fate is Fate.SHARED:
+            self._beginning.update(self._subtree.beginning())
+        return fate
 
     def _is_here(self, fragment: int) -> bool:
         place = self._core.catalog.place[self._log_tier][fragment]
         return place != NO_PLACE and extent_of(place) == self._segment
-
-    def _subtree_to_drop(self, row: int) -> list[int] | None:
-        """Return the blocks that leave with `row`, deepest first; None when one of them must stay."""
-        catalog = self._core.catalog
-        if self._residency.is_elsewhere(row, self._log_tier) and self._residency.may_leave(
-            row, self._log_tier
-        ):
-            return [row]
-        order = [row]
-        for block in order:  # grows while it is walked: breadth first, parents before children
-            in_memory = self._is_in_memory(block)
-            touched = catalog.num_holds[self._log_tier][block] or catalog.num_keepers[block]
-            if touched or block in self._core.pin_floors or (in_memory and block != row):
-                return None
-            order += catalog.children(block)
-        if self._is_in_memory(row):
-            return None if len(order) > 1 else [row]
-        return [block for block in reversed(order) if catalog.num_resident[self._log_tier][block]]
-
-    def _is_in_memory(self, row: int) -> bool:
-        num_placed = self._core.catalog.num_placed
-        return any(num_placed[tier][row] for tier in self._memory_tiers)
 
     def _forward(self, row: int, fragments: list[int]) -> bool:
         assert self._log is not None
