@@ -30,8 +30,9 @@ def inspect(kind: str, name: str, data: Path | None, target: str | None, as_json
     """Show one block, session, lease or segment in detail.
 
     NAME is NAMESPACE:HASH for a block, with the first 8 hex digits of its prefix hash or more; the id of a
-    session or a lease; the number of a segment. Shown are tiers, pins and uses of a block; urgency
-    and blocks of a session; owner, deadline and pins of a lease; state, records and footer of a segment.
+    session or a lease; the number of a segment. Shown are tiers, pins, uses and leases of a block;
+    urgency and blocks of a session; owner, deadline and pins of a lease; state, records and footer of a
+    segment.
 
     \b
     Example:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from ...sources.objects.opening import open_store
-from ...sources.objects.problems import StoreError
+from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore, StoreLimits
 from .target import Failed
 
@@ -46,4 +46,6 @@ def opened(address: str, endpoint: str) -> Iterator[ObjectStore]:
         store.check_bucket()
         yield store
     except StoreError as error:
+        if error.problem is StoreProblem.NO_ADDRESS:
+            raise click.BadParameter(f"{address}: {error}", param_hint="STORE") from error
         raise Failed(f"{address}: {error}") from error

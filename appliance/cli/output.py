@@ -53,9 +53,12 @@ def print_json(value: object) -> None:
 
 
 def spread(sizes: list[int], capacity: int, cells: int) -> list[int]:
-    """Return how many of `cells` each size gets; what is there at all gets one, the rest stays free."""
+    """Return how many of `cells` each size gets; what is there at all gets one, the rest stays free.
+
+    Together they get what their sum would, or one each."""
     counts = [math.ceil(size * cells / capacity) if size else 0 for size in sizes]
-    while sum(counts) > cells:
+    num_taken = max(math.ceil(sum(sizes) * cells / (capacity or 1)), sum(map(bool, sizes)))
+    while sum(counts) > min(cells, num_taken):
         counts[counts.index(max(counts))] -= 1
     return counts
 

@@ -6,7 +6,8 @@ rejected: it overlays the sources, but does not keep where a value came from, wh
 
 Two underscores are between keys (`KVTIER_TIERS__DRAM__CAPACITY`); other variables are read if they are a
 setting. Kubernetes injects `KVTIER_PORT`, `KVTIER_SERVICE_HOST` and such into every pod that sits
-beside a Service named kvtier; refusing those would break correct installations.
+beside a Service named kvtier, and `KVTIER_A__B_PORT` beside `kvtier-a--b`; refusing those would break
+correct installations, so what follows the names of a Service that has both host and port is passed over.
 """
 
 import difflib
@@ -92,6 +93,15 @@ class Gathered:
         self.sources[key_path] = source
 
 
+def _of_services(environment: Mapping[str, str]) -> set[str]:
+    """Return the variables that Kubernetes sets for Services in the pod's namespace."""
+    hosts = [name.removesuffix("_SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
+    services = [name for name in hosts if f"{name}_SERVICE_PORT" in environment]
+    begins = tuple(f"{name}_{word}_" for name in services for word in ("SERVICE", "PORT"))
+    ports = {f"{name}_PORT" for name in services}
+    return {name for name in environment if name.startswith(begins) or name in ports}
+
+
 def gather(
     model: type[BaseModel],
     path: Path | None,
@@ -105,7 +115,7 @@ def gather(
     """
     gathered = _read_file(path, text) if path is not None else Gathered()
     known = {name.upper(): name for name in keys_of(model)}
-    for variable in sorted(environment):
+    for variable in sorted(environment.keys() - _of_services(environment)):
         words = variable.removeprefix(ENVIRONMENT_PREFIX).split("__")
         if not variable.startswith(ENVIRONMENT_PREFIX) or (words[0] not in known and len(words) == 1):
             continue  # not two underscores: Kubernetes has none, and a misspelt setting is refused

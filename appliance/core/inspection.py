@@ -5,6 +5,7 @@ Only reads. Kept apart from planner.py so that the file which decides stays shor
 
 from collections import Counter
 from collections.abc import Sized
+from itertools import islice
 from typing import Any
 
 from ...tiers.block import NO_PLACE, Tier
@@ -18,6 +19,8 @@ from .promotion.prefetch import Prefetches
 from .requests.leases import LeaseTable
 from .requests.pins import Pins
 from .requests.sessions import Sessions
+
+MAX_LEASES = 16  # shown of a block
 
 
 class Inspection:
@@ -81,9 +84,20 @@ class Inspection:
             "num_uses": catalog.num_uses[row],
             "last_used_s_ago": self._core.now - catalog.last_used[row],
             "num_keepers": catalog.num_keepers[row],
+            "lease_ids": self._lease_ids(row),
             "floors": [floor.label for floor in self._core.pin_floors.get(row, [])],
             "fragments": [self._fragment(row, fragment) for fragment in catalog.fragments(row)],
         }
+
+    def _lease_ids(self, row: int) -> list[int]:
+        """Return the first leases that hold a block."""
+        catalog = self._core.catalog
+        if not any(catalog.num_holds[tier][row] for tier in self._core.ladder.memory_tiers):
+            return []
+        fragments = catalog.fragments(row)
+        leases = (lease for client in self._leases.clients.values() for lease in client.leases.values())
+        holding = (one.id for one in leases if any(held in fragments for held, _ in one.held))
+        return list(islice(holding, MAX_LEASES))
 
     def session(self, session_id: str) -> dict[str, Any] | None:
         """Return what a session holds, and where."""

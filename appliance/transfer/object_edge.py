@@ -210,6 +210,8 @@ class ObjectEdge:
     async def erase(self, tenant: str) -> int:
         """Destroy the key of a tenant that is barred, then delete its bundles; return how many there were.
         No export of it is under way afterwards. Raises StoreError; the key may be destroyed then."""
+        if self._is_stopping:
+            raise StoreError(StoreProblem.UNREACHABLE, "this daemon is ending; erase at the next one")
         try:
             return await self._loop.run_in_executor(self._pool, lambda: erase_tenant(self._opened(), tenant))
         finally:

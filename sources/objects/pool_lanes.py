@@ -72,7 +72,7 @@ class PoolProcess:
     def __init__(self, master: str, *, rpc_s: float, connect_s: float, start_s: float) -> None:
         if importlib.util.find_spec("mooncake") is None:
             fix = "the package mooncake is missing; `pip install kvtier[mooncake]`"
-            raise StoreError(StoreProblem.UNSUPPORTED, fix)
+            raise StoreError(StoreProblem.NOT_INSTALLED, fix)
         self._lock = threading.Lock()
         self._free: list[Lane] = []
         self._num_lost = 0

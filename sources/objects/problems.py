@@ -35,6 +35,8 @@ class StoreProblem(Enum):
     BUSY = "the store asks for fewer requests; it is retried later"
     UNREACHABLE = "no answer; check the address, the network and the store"
     SHORT = "the object or the answer is shorter or longer than announced"
+    NO_ADDRESS = "no address of a store"
+    NOT_INSTALLED = "what this store needs is not installed"
     UNSUPPORTED = "the store does not support this operation"
     WRONG_KEY = "tenants' keys in this store were wrapped with another master key"
     FOREIGN_NAME = "a name that no client can list; delete this object with the store's own tool"

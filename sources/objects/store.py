@@ -340,14 +340,12 @@ def check_address(address: str) -> None:
     """Raise StoreError unless `address` is one of a store, without credentials."""
     parts = urlsplit(address)
     if parts.scheme not in _SCHEMES or (parts.scheme not in ("file", "memory") and not parts.netloc):
-        raise StoreError(StoreProblem.UNSUPPORTED, f"{address!r} is no address of a store: {_FORMS}")
+        raise StoreError(StoreProblem.NO_ADDRESS, _FORMS)
     if parts.scheme == "mooncake" and not _POOL.fullmatch(f"{parts.netloc}{parts.path}"):
         fix = "write mooncake://MASTER:PORT, and after it /PREFIX of letters, digits, - and _, if any"
-        raise StoreError(StoreProblem.UNSUPPORTED, f"{address!r} names no master of Mooncake: {fix}")
+        raise StoreError(StoreProblem.NO_ADDRESS, fix)
     if parts.username or parts.password or parts.query:
-        raise StoreError(
-            StoreProblem.UNSUPPORTED, "an address holds no credentials and no options; " + _FORMS
-        )
+        raise StoreError(StoreProblem.NO_ADDRESS, "one holds no credentials and no options; " + _FORMS)
 
 
 def travels_plain(address: str) -> bool:

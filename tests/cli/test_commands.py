@@ -91,6 +91,7 @@ def test_a_refusal_is_exit_code_1_with_the_daemons_own_sentence(scripted: Script
         ["inspect", "block", "1:5f3a9c011"],
         ["inspect", "block", "0:5f3a9c01"],
         ["inspect", "lease", "0"],
+        ["objects", "ls", "nonsense"],
         ["inspect", "segment", "-1"],
         ["evict", "dram", "0"],
         ["evict", "dram", "much"],

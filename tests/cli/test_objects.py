@@ -114,7 +114,7 @@ def test_a_bundle_under_a_name_of_another_is_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["ls", "bucket"], 1, "s3://BUCKET/PREFIX"),
+        (["ls", "bucket"], 2, "s3://BUCKET/PREFIX"),
         (["ls", "file:///does/not/exist"], 1, "create it"),
         (["stat", "{}", "v1/b/none"], 1, "ls {} --keys"),
         (["verify", "{}", "--under", "v1/m/"], 2, "v1/b/"),

@@ -155,7 +155,7 @@ def refuses_to_list(store: ObjectStore) -> bool:
     for call in calls:
         with pytest.raises(StoreError, match="no objects") as refused:
             call()
-        assert refused.value.problem is StoreProblem.UNSUPPORTED
+        assert refused.value.problem is StoreProblem.NO_ADDRESS
     return True
 
 

@@ -103,6 +103,17 @@ def test_overrides_are_yaml_and_open_tiers_that_were_null(tmp_path: Path) -> Non
 def test_variables_that_kubernetes_injects_are_no_settings() -> None:
     env = {"KVTIER_PORT": "tcp://10.0.0.1:50051", "KVTIER_SERVICE_HOST": "10.0.0.1", "KVTIER_TARGET": "x:1"}
     assert Settings.load(env=env) == Settings.load(env={})
+    names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR")
+    for service in (
+        "KVTIER_OLD__STORE",
+        "KVTIER_TIERS__OLD",
+    ):  # kvtier-old--store, ...
+        env = {f"{service}_{name}": "10.0.0.1" for name in names}
+        assert Settings.load(env=env) == Settings.load(env={})
+        with pytest.raises(SettingsError, match=f"{service}_PORTS"):
+            Settings.load(env={**env, f"{service}_PORTS": "1"})
+    with pytest.raises(SettingsError, match="KVTIER_OLD__STORE_PORT"):
+        Settings.load(env={"KVTIER_OLD__STORE_PORT": "1"})  # without its host it is of no Service
 
 
 def test_planner_options_follow_the_settings() -> None:

@@ -185,6 +185,7 @@ def test_bars_are_to_scale_and_show_what_is_there() -> None:
     assert spread([50, 0, 25], 100, 8) == [4, 0, 2]
     assert spread([1, 1, 1], 1 << 40, 8) == [1, 1, 1]
     assert sum(spread([99, 99, 99], 297, 7)) == 7
+    assert sum(spread([21, 7, 7, 7, 7, 7], 100, 10)) == 6  # before: a cell more for each of them
     assert [about_duration(s) for s in (0.0, 0.00025, 0.05, 1.0, 61.0)] == [
         "0 s",
         "0.25 ms",

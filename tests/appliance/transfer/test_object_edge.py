@@ -249,5 +249,7 @@ def test_stopping_waits_for_the_threads(tmp_path: Path) -> None:
         host.edge.execute(host.fetch())
         await closed(host)
         host.edge.execute(host.fetch())  # nothing happens any more
+        with pytest.raises(StoreError, match="this daemon is ending"):
+            await host.edge.erase("acme")
 
     run(scene())

@@ -261,3 +261,19 @@ def test_a_block_may_be_held_more_often_than_two_bytes_count() -> None:
         rig.planner.handle(event, 0.0)
     row = rig.planner.catalog.find(rig.namespace_id, chain[0])
     assert rig.planner.catalog.num_holds[Tier.DRAM][row] == 2 * 17 * 4096
+
+
+def test_a_block_names_the_leases_that_hold_it() -> None:
+    rig = Rig()
+    chain = rig.put_new("a", 2)
+    calls = [rig.acquire(chain), rig.acquire(chain[:1])]
+    lease_ids = [rig.answer(call).lease_id for call in calls]
+
+    def told(name: bytes) -> list[int]:
+        block = rig.planner.inspection.block(rig.namespace_id, name)
+        assert block is not None
+        return list(block["lease_ids"])
+
+    assert [told(name) for name in chain] == [lease_ids, lease_ids[:1]]
+    rig.release(calls[0])
+    assert [told(name) for name in chain] == [lease_ids[1:], []]
