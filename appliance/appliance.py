@@ -287,15 +287,15 @@ class Appliance:
     def _seal(self, instruction: SealSegment) -> None:
         """A segment that cannot be sealed still serves its records; only a restart has to scan it."""
         assert self._store is not None
-        self.store_tasks.run("seal", self._store.seal, instruction.segment, self._sealed)
+        self.store_tasks.run_for_segment("seal", self._store.seal, instruction.segment, self._sealed)
 
     def _sealed(self, well: bool) -> None:
         self.counters["segments_sealed" if well else "segments_suspect"] += 1
 
     def _free(self, instruction: FreeSegment) -> None:
         assert self._store is not None
-        segment = instruction.segment
-        self.store_tasks.run("free", self._store.free, segment, lambda _: self.step(SegmentFreed(segment)))
+        segment, freed = instruction.segment, SegmentFreed(instruction.segment)
+        self.store_tasks.run_for_segment("free", self._store.free, segment, lambda _: self.step(freed))
 
     def _give_back(self, instruction: GiveBack) -> None:
         engine: Any = self.engines[instruction.tier]  # only tiers that can are ever asked to shrink
@@ -394,7 +394,7 @@ class Appliance:
             if self.mover.is_busy:
                 await self.mover.idle()
             elif self.store_tasks.num_running:
-                await self.store_tasks.keep(lambda: None)
+                await self.store_tasks.ended()
             elif deadline is None or deadline > self.clock():
                 return
             await asyncio.sleep(0)
@@ -406,7 +406,7 @@ class Appliance:
             self._timer.cancel()
         await self.mover.stop()
         self._run(to_the_end=True)
-        await asyncio.to_thread(self.store_tasks.thread.shutdown)
+        await asyncio.to_thread(self.store_tasks.shut_down)
         for engine in self.engines.values():
             await asyncio.to_thread(engine.close)
         self.events.close()

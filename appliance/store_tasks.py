@@ -1,6 +1,8 @@
-"""StoreTasks: calls of the cold store that block, in a thread, one after the other.
+"""StoreTasks: calls of the cold store that block, in threads.
 
-One thread: what is done to segments and namespaces is done in the order it was asked for. A store that
+What is done to namespaces and files is done by one thread, in the order it was asked for, and so is what is
+done to one segment. Several are sealed and freed at a time, because each waits for flushes, and the device
+does many in the time of one: one after the other they held a flood of writes at half its speed. A store that
 cannot write its metadata is offline until it can: the call that failed is repeated, ever more rarely.
 Whatever waited for it meanwhile fails by itself, which is how the planner learns of each copy. A defect is
 not repeated.
@@ -18,6 +20,7 @@ from ..tiers.base import CopyError
 log = logging.getLogger(__name__)
 
 STORE_RETRY_S, MAX_STORE_RETRY_S = 1.0, 60.0  # between two tries of a call that failed
+NUM_SEGMENT_THREADS = 4
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -37,7 +40,9 @@ class StoreTasks:
         on_lost: Callable[[str], None],
         on_back: Callable[[], None],
     ) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix="kvtier-store") for _ in range(1 + NUM_SEGMENT_THREADS)
+        ]
         self.num_running = 0  # calls that have not ended
         self.num_done = 0  # that have
         self.is_stopped = False
@@ -47,11 +52,34 @@ class StoreTasks:
         self._num_failures = 0  # calls that have not succeeded since
 
     async def keep(self, call: Callable[[], T]) -> T:
-        """Run a call after what was asked before. Raises what the call raises."""
-        return await asyncio.wrap_future(self.thread.submit(call))
+        """Run a call after what was asked before, but for segments. Raises what the call raises."""
+        return await asyncio.wrap_future(self._threads[0].submit(call))
 
-    def run(self, verb: str, function: Callable[[T], R], argument: T, then: Callable[[R], None]) -> None:
-        """Run a call in the thread, `then` the rest on the loop."""
+    async def ended(self) -> None:
+        """Wait until every call that was asked for has ended, but for those to be repeated."""
+        await asyncio.gather(*(asyncio.wrap_future(one.submit(lambda: None)) for one in self._threads))
+
+    def shut_down(self) -> None:
+        """Wait for the calls under way, and end the threads."""
+        for thread in self._threads:
+            thread.shutdown()
+
+    def run_for_segment(
+        self, verb: str, function: Callable[[int], R], segment: int, then: Callable[[R], None]
+    ) -> None:
+        """Run a call after what was asked for this segment, `then` the rest on the loop."""
+        self.run(verb, function, segment, then, thread=1 + segment % NUM_SEGMENT_THREADS)
+
+    def run(
+        self,
+        verb: str,
+        function: Callable[[T], R],
+        argument: T,
+        then: Callable[[R], None],
+        *,
+        thread: int = 0,
+    ) -> None:
+        """Run a call in a thread, `then` the rest on the loop."""
         delay_s = STORE_RETRY_S
         is_repeated = False
 
@@ -59,7 +87,7 @@ class StoreTasks:
             if self.is_stopped:
                 return
             self.num_running += 1
-            future = self.thread.submit(function, argument)
+            future = self._threads[thread].submit(function, argument)
             future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(done, future))
 
         def done(future: "Future[R]") -> None:

@@ -372,16 +372,33 @@ def test_a_store_that_failed_is_asked_again_and_comes_back(
     run(main())
 
 
-def test_segments_are_kept_in_the_order_asked_and_freeing_is_told() -> None:
+def test_a_segment_is_kept_in_the_order_asked_and_freeing_is_told() -> None:
     async def main() -> None:
         recorder = Recorder()
-        planner = ScriptedPlanner([SealSegment(3), FreeSegment(2), SealSegment(4)])
+        planner = ScriptedPlanner([SealSegment(2), FreeSegment(2), SealSegment(2)])
         appliance = build(planner, recorder)
         appliance.step(ev.Tick())
         assert await until_told(planner, ev.SegmentFreed) == ev.SegmentFreed(2)
         await appliance.settled()
-        assert recorder.done == [("seal", 3), ("free", 2), ("seal", 4)]
+        assert recorder.done == [("seal", 2), ("free", 2), ("seal", 2)]
         assert appliance.counters["segments_sealed"] == 2
+        await appliance.stop()
+
+    run(main())
+
+
+def test_a_segment_whose_flush_takes_long_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        recorder, is_flushed = Recorder(), threading.Event()
+        monkeypatch.setattr(recorder, "seal", lambda segment: is_flushed.wait(60.0))
+        planner = ScriptedPlanner([SealSegment(3), FreeSegment(2)])
+        appliance = build(planner, recorder)
+        appliance.step(ev.Tick())
+        assert await until_told(planner, ev.SegmentFreed) == ev.SegmentFreed(2)
+        assert appliance.counters["segments_sealed"] == 0
+        is_flushed.set()
+        await appliance.settled()
+        assert appliance.counters["segments_sealed"] == 1
         await appliance.stop()
 
     run(main())

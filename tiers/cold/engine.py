@@ -64,8 +64,8 @@ HARMLESS = {"segment_unsealed", "tenant_erased", "key_unknown"}
 class ColdStore:
     """Engine of segment files in one directory, which it owns. Made by `ColdStore.open`.
 
-    Thread-safe: transfers of many threads run side by side. `write` and `seal` of one segment must not
-    overlap; the room sees to that. Call `recover` once, before the first transfer.
+    Thread-safe: transfers of many threads run side by side. `write`, `seal` and `free` of one segment
+    must not overlap; the room sees to that. Call `recover` once, before the first transfer.
     """
 
     tier = Tier.NVME
@@ -226,7 +226,7 @@ class ColdStore:
             if segment.epoch == 0:
                 return
             if self.durability == "segment":
-                self._sealer.flush_unsealed()
+                self._sealer.flush_copies()
             segment.is_ending = True
             try:
                 self._manifest.append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
@@ -242,7 +242,7 @@ class ColdStore:
             if not is_open:
                 raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
             if identity.digest not in self._manifest.state.namespaces:
-                self._manifest.append(namespace_event(identity))
+                self._manifest.append(namespace_event(identity), durable=self.durability == "record")
 
     def forget_namespace(self, identity: NamespaceIdentity) -> None:
         """Leave a namespace without living records out of the next snapshot of the manifest."""

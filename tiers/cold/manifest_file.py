@@ -56,43 +56,64 @@ def load_manifest(directory: Path) -> tuple[ManifestState | None, Counter[str]]:
 class Manifest:
     """The owner's end of the log. Thread-safe.
 
-    `state` is what the events add up to, changed by `append` after its event was written. Flushes every
-    event when `durable`, and single ones on request. Raises CopyError when the first file cannot be
-    written.
+    `state` is what the events add up to, changed by `append` after its event was written. Raises CopyError
+    when the first file cannot be written.
     """
 
-    def __init__(self, directory: Path, io: DirectIo, state: ManifestState, *, durable: bool) -> None:
+    def __init__(self, directory: Path, io: DirectIo, state: ManifestState) -> None:
         self.state = state
         self._directory = directory
         self._io = io
-        self._durable = durable
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()  # held by a flush, and to change the file; taken after `_lock`
         self._fd = -1
-        self._end = 0  # of what was written
+        self._num_files = 0
+        self._end = self._flushed = 0  # of what was written, and is on the medium
         self._rotate_at = 0
         self._suspect = False
         self._rotate()
         self.owner_epoch = state.generation
 
     def append(self, event: bytes, *, durable: bool = False) -> None:
-        """Log one event. Raises CopyError: the event then counts as not having happened."""
-        with self._lock:
-            if self._suspect or self._end >= self._rotate_at:
-                self._rotate_if_needed()
-            framed = frame(event)
+        """Log one event. `durable`: it is on the medium when this returns, with all that were logged before.
+        Others log theirs while one is flushed: a flush takes as long as what others write to the device.
+        Raises CopyError: the event then counts as not having happened."""
+        while True:
+            with self._lock:
+                if self._suspect or self._end >= self._rotate_at:
+                    self._rotate_if_needed()
+                framed = frame(event)
+                try:
+                    write_fully(self._io, self._fd, [framed], self._end)
+                except CopyError:
+                    self._suspect = True
+                    raise
+                self._end += len(framed)
+                number, end = self._num_files, self._end
+                if not durable:
+                    return self.state.apply(event)
+            self._flush(number, end)
+            with self._lock:
+                if number == self._num_files and self._flushed >= end:
+                    return self.state.apply(event)
+            # A new file was begun meanwhile, or is to be: without it, as it was not part of the state.
+
+    def _flush(self, number: int, end: int) -> None:
+        """Flush file `number` up to `end`, unless that was done, or it is not to be trusted any more."""
+        with self._flushing:
+            if number != self._num_files or self._suspect or self._flushed >= end:
+                return
+            written = self._end
             try:
-                write_fully(self._io, self._fd, [framed], self._end)
-                if durable or self._durable:
-                    self._sync(self._fd)
+                self._sync(self._fd)
             except CopyError:
                 self._suspect = True
                 raise
-            self._end += len(framed)
-            self.state.apply(event)
+            self._flushed = written
 
     def close(self) -> None:
-        """Flush and close. Idempotent."""
-        with self._lock:
+        """Close the file. Idempotent."""
+        with self._lock, self._flushing:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
@@ -127,9 +148,12 @@ class Manifest:
             if isinstance(error, CopyError):
                 raise
             raise CopyError(cause_of(error), f"new manifest: {error.strerror}") from error
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._end, self._suspect = fd, len(content), False
+        with self._flushing:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd, self._end, self._suspect = fd, len(content), False
+            self._flushed = self._end
+            self._num_files += 1
         self._rotate_at = self._end + ROTATE_BYTES
 
     def _sync(self, fd: int) -> None:

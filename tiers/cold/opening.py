@@ -69,7 +69,7 @@ def open_directory(
                 del state.lives[number]
                 reasons["segment_missing"] += 1
             reasons["segment_resized"] += len(files.resized & state.lives.keys())
-            manifest = Manifest(directory, io, state, durable=durability != "none")
+            manifest = Manifest(directory, io, state)
         except CopyError as error:
             for fd in files.fds:
                 io.close(fd)

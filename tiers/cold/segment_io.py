@@ -107,6 +107,7 @@ class SegmentTransfers:
             return
         with self._state.lock:
             segment.entries += b"".join(entries)
+            segment.holds_copies |= as_stored
         for i, checksum in zip(run, checksums, strict=True):
             outcomes[i] = CopyOutcome(None, checksum)
 
@@ -243,7 +244,10 @@ class SegmentTransfers:
                 segment = self._segments[number]
                 if segment.epoch == 0:
                     epoch = secrets.randbits(63) + 1  # never 0
-                    self._state.manifest.append(segment_event(Kind.OPENED, number, epoch))
+                    # On the medium before its records are only where each record is to be: a segment counts
+                    # once it is sealed, which flushes this, too. All transfers wait for this lock.
+                    durable = self._state.durability == "record"
+                    self._state.manifest.append(segment_event(Kind.OPENED, number, epoch), durable=durable)
                     segment.epoch = epoch
         assert not segment.sealed, f"segment {number} is sealed; it must be freed before it is written again"
         return segment

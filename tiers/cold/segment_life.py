@@ -35,6 +35,8 @@ class SegmentLife:
     sealed: bool = False
     suspect: bool = False  # a flush failed: no footer, ever
     is_ending: bool = False  # the manifest is being told, or was: another life takes this one's place
+    holds_copies: bool = False  # unflushed ones, out of other segments
+    flushing: threading.Lock = field(default_factory=threading.Lock)  # a failed flush is told once
     entries: bytearray = field(default_factory=bytearray)  # of the records written, until sealed
     namespaces: dict[bytes, int] = field(default_factory=dict)
 
@@ -64,6 +66,7 @@ class SegmentSealer:
     def __init__(self, state: StoreState) -> None:
         self._state = state
         self._scratch = Scratch()
+        self._copies = threading.Lock()
 
     def seal(self, number: int, entries: Entries) -> bool:
         """Flush a segment, write its footer of `entries` (n,), sorted by page, tell the manifest.
@@ -76,12 +79,9 @@ class SegmentSealer:
         footer = Footer(number, segment.epoch, owner_epoch, list(segment.namespaces), entries)
         try:
             if is_durable:
-                try:
-                    state.io.sync(segment.fd)
-                except OSError as error:
-                    raise CopyError(Cause.IO_ERROR, f"flush: {error.strerror}") from error
+                self._flush(segment)
             self._write_end(segment.fd, pack_footer(footer), durable=is_durable)
-            state.manifest.append(segment_event(Kind.SEALED, number, segment.epoch))
+            state.manifest.append(segment_event(Kind.SEALED, number, segment.epoch), durable=is_durable)
         except CopyError as error:
             segment.suspect = True
             log.warning("segment %d is suspect and stays without footer: %s", number, error)
@@ -92,19 +92,29 @@ class SegmentSealer:
             segment.entries = bytearray()
         return True
 
-    def flush_unsealed(self) -> None:
-        """Flush every unsealed segment, before one is freed. Never raises.
+    def flush_copies(self) -> None:
+        """Flush every segment with records that were copied out of another one, before that is freed.
+        They must be as durable as they were there. Never raises; a segment with a failed flush becomes
+        suspect."""
+        with self._copies:  # no mark means that the flush has ended
+            for number, segment in enumerate(self._state.segments):
+                if segment.holds_copies and not segment.suspect:
+                    segment.holds_copies = False
+                    try:
+                        self._flush(segment)
+                    except CopyError as error:
+                        log.warning("segment %d is suspect: %s", number, error)
 
-        Records copied out of that one must be as durable as they were in it. A segment with a failed flush
-        becomes suspect.
-        """
-        for number, segment in enumerate(self._state.segments):
-            if segment.entries and not segment.sealed and not segment.suspect:
-                try:
-                    self._state.io.sync(segment.fd)
-                except OSError as error:
-                    segment.suspect = True
-                    log.warning("segment %d is suspect: flush: %s", number, error.strerror)
+    def _flush(self, segment: SegmentLife) -> None:
+        """Flush a segment's data, unless a flush of it failed before. Raises CopyError."""
+        with segment.flushing:
+            if segment.suspect:
+                raise CopyError(Cause.IO_ERROR, "an earlier flush failed")
+            try:
+                self._state.io.sync(segment.fd)
+            except OSError as error:
+                segment.suspect = True
+                raise CopyError(Cause.IO_ERROR, f"flush: {error.strerror}") from error
 
     def write_tombstone(self, number: int, epoch: int, fd: int) -> None:
         """Overwrite the footer of a freed segment. Never raises: the manifest knows already."""

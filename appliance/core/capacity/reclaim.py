@@ -34,6 +34,8 @@ STEP_BLOCKS = 256
 #: of such blocks would write itself in circles.
 FRUITLESS_FRACTION = 0.9
 FRUITLESS_PAUSE_S = 1.0
+#: Segments being forgotten at a time, and one for so many in all: the device makes each wait for a flush.
+MAX_FREEING, SEGMENTS_A_FREEING = 3, 16
 #: Once no segment in turn won room the pauses double, up to this: each try writes a segment in vain.
 MAX_FRUITLESS_PAUSE_S = 60.0
 #: Beginnings that are copied forward before the next segment becomes free: a second of a slow device.
@@ -62,7 +64,7 @@ class Reclaim:
         self._copied_bytes = 0  # of this segment, copied forward
         self._wanted_bytes = 0  # of this segment, copied forward or to be spilled again
         self._used_bytes = 0  # of this segment, ever appended
-        self._is_freeing = False
+        self._freeing: dict[int, bool] = {}  # emptied, being forgotten; whether that won no room
         self._is_blocked = False
         self._is_wanted = False  # a record found no room, however many segments should be free
         self._not_before = 0.0
@@ -112,16 +114,21 @@ class Reclaim:
         """Begin or continue emptying a segment while fewer than `min_free_segments` are free."""
         if self._log is None or self._log_tier in self._core.offline:
             return
-        is_short = self._log.num_free < self._core.options.min_free_segments
+        is_short = self._log.num_free + len(self._freeing) < self._core.options.min_free_segments
         may_begin = self._core.now >= self._not_before
         if self._segment is None and self.to_empty:
             self._begin(self.to_empty)
-        if self._segment is None and may_begin and (self._is_wanted or is_short):
+        if self._segment is None and may_begin and self._may_free_more(self._log, is_short):
             self._begin()
         elif self._segment is None and may_begin and self._log.is_shrinking:
             self._begin_leaving(self._log)
         if self._segment is not None:
             self._step()
+
+    def _may_free_more(self, log: SegmentLog, is_short: bool) -> bool:
+        """Whether another segment may be emptied although some are being forgotten."""
+        at_a_time = max(1, min(MAX_FREEING, log.num_segments // SEGMENTS_A_FREEING))
+        return len(self._freeing) < at_a_time and (self._is_wanted or is_short)
 
     def dead_segments(self) -> set[int]:
         """Return the sealed segments in which nothing lives any more."""
@@ -138,14 +145,14 @@ class Reclaim:
     def segment_freed(self, segment: int) -> None:
         """The cold store has durably forgotten the segment."""
         assert self._log is not None
-        assert segment == self._segment
+        is_fruitless = self._freeing.pop(segment)
         self._log.finish_reclaim(segment)
         self._core.transitions.forget_segment(segment)
-        self._segment, self._is_freeing, self._is_wanted = None, False, False
+        self._is_wanted = False
         # Of segments that leave, or that an administrator empties, there are ever fewer.
         is_needed = segment < self._log.num_segments and segment not in self.to_empty
         self.to_empty.discard(segment)
-        if is_needed and self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes:
+        if is_needed and is_fruitless:
             self._num_in_vain += 1
             self._not_before = self._core.now + self._pause_s
             if self._num_in_vain >= self._log.num_segments:
@@ -285,11 +292,12 @@ class Reclaim:
         """Free the segment once it has no readers and no live records."""
         assert self._segment is not None
         quiet = self._segment not in self._copies.num_reads_of_segment
-        if quiet and not self._is_freeing:
+        if quiet:
             left = self._live(self._segment)
             if left:  # a copy forward failed; decide about those blocks again
                 catalog = self._core.catalog
                 self._rows.extend(catalog.handle(catalog.block_of[f]) for f in left)
                 return
-            self._is_freeing = True
+            self._freeing[self._segment] = self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes
             self._core.outbox.emit(FreeSegment(self._segment))
+            self._segment = None

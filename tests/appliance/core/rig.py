@@ -79,6 +79,7 @@ class Rig:
         self.published: dict[tuple[Tier, int], bytes] = {}
         self.notices: list[Notify] = []
         self.sealed: list[int] = []
+        self.to_free: list[int] | None = None  # segments, where a test frees them itself
         self._num_calls = 0
         self.client = CLIENT  # that requests are of
         self.do(ev.ClientOpened(self.client, "client", True, ""))
@@ -115,7 +116,10 @@ class Rig:
                 case SealSegment():
                     self.sealed.append(instruction.segment)
                 case FreeSegment():
-                    self.do(ev.SegmentFreed(instruction.segment))
+                    if self.to_free is None:
+                        self.do(ev.SegmentFreed(instruction.segment))
+                    else:
+                        self.to_free.append(instruction.segment)
         assert not self.planner.check_integrity()
         return instructions
 

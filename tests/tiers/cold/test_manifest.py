@@ -3,7 +3,9 @@
 import errno
 import random
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import google_crc32c
 import pytest
@@ -31,11 +33,11 @@ from kvtier.tiers.cold.manifest_file import NAMES, Manifest, load_manifest
 from tests.tiers.cold.store import NAMESPACES, FaultyIo, failing, flip
 
 
-def begin(directory: Path, io: DirectIo | None = None, *, durable: bool = False) -> Manifest:
+def begin(directory: Path, io: DirectIo | None = None) -> Manifest:
     """Own the manifest in `directory`, as a store does."""
     state, _ = load_manifest(directory)
     state = state or ManifestState(1 << 20, 8)
-    return Manifest(directory, io or DirectIo(), state, durable=durable)
+    return Manifest(directory, io or DirectIo(), state)
 
 
 def load(directory: Path) -> ManifestState:
@@ -222,13 +224,12 @@ def test_it_is_rotated_and_stays_small(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", ["write", "sync"])
 def test_after_a_failure_the_next_event_goes_to_a_new_file(tmp_path: Path, kind: str) -> None:
     io = FaultyIo()
-    manifest = begin(tmp_path, io, durable=True)
-    manifest.append(segment_event(Kind.OPENED, 1, 11))
+    manifest = begin(tmp_path, io)
+    manifest.append(segment_event(Kind.OPENED, 1, 11), durable=True)
     io.fault = failing(kind, errno.EIO)
-    with pytest.raises(CopyError):
-        manifest.append(segment_event(Kind.FREED, 1, 11))
-    with pytest.raises(CopyError):
-        manifest.append(segment_event(Kind.FREED, 1, 11))
+    for _ in range(2):
+        with pytest.raises(CopyError):
+            manifest.append(segment_event(Kind.FREED, 1, 11), durable=True)
     assert manifest.state.lives == {1: Life(11, False)}, "it counts as not having happened"
     io.fault = lambda kind, number: None
     before = load(tmp_path).generation
@@ -237,6 +238,63 @@ def test_after_a_failure_the_next_event_goes_to_a_new_file(tmp_path: Path, kind:
     state = load(tmp_path)
     assert state.generation > before
     assert state.lives == {1: Life(11, False), 2: Life(22, False)}
+
+
+class SlowFlush(DirectIo):
+    """The next flush lasts as long as a test wants, once `is_armed`."""
+
+    def __init__(self) -> None:
+        self.is_armed, self.began, self.may_end, self.num_syncs = False, Event(), Event(), 0
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.num_syncs += 1
+        if self.is_armed:
+            self.is_armed = False
+            self.began.set()
+            assert self.may_end.wait(60.0)
+
+
+def test_others_are_logged_while_one_is_flushed_and_one_flush_serves_many(tmp_path: Path) -> None:
+    io = SlowFlush()
+    manifest = begin(tmp_path, io)
+    for number in range(3):
+        manifest.append(segment_event(Kind.OPENED, number, 10 + number), durable=True)
+    io.is_armed, io.num_syncs = True, 0
+    with ThreadPoolExecutor(3) as threads:
+        events = [segment_event(Kind.FREED, number, 10 + number) for number in range(3)]
+        freed = [threads.submit(manifest.append, events[0], durable=True)]
+        assert io.began.wait(60.0)
+        freed += [threads.submit(manifest.append, event, durable=True) for event in events[1:]]
+        while manifest._end < manifest._flushed + 3 * 21:  # all three are written
+            pass
+        manifest.append(segment_event(Kind.OPENED, 7, 77))
+        assert manifest.state.lives.keys() == {0, 1, 2, 7}, "what is not flushed has not happened"
+        io.may_end.set()
+    assert [one.result() for one in freed] == [None] * 3
+    assert io.num_syncs == 2
+    manifest.close()
+    assert load(tmp_path).lives == manifest.state.lives == {7: Life(77, False)}
+
+
+def test_an_event_is_in_the_file_that_was_begun_while_it_was_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    io = SlowFlush()
+    manifest = begin(tmp_path, io)
+    manifest.append(segment_event(Kind.OPENED, 1, 11))
+    io.is_armed = True
+    with ThreadPoolExecutor(2) as threads:
+        freed = threads.submit(manifest.append, segment_event(Kind.FREED, 1, 11), durable=True)
+        assert io.began.wait(60.0)
+        monkeypatch.setattr(manifest, "_rotate_at", 0)
+        opened = threads.submit(manifest.append, segment_event(Kind.OPENED, 2, 22))
+        while not (tmp_path / NAMES[0]).exists():  # the new one has its name, and waits for the flush to end
+            pass
+        io.may_end.set()
+        assert (freed.result(), opened.result()) == (None, None)
+    manifest.close()
+    assert load(tmp_path).lives == {2: Life(22, False)}
 
 
 def test_random_damage_to_both_files_never_raises(tmp_path: Path) -> None:
