@@ -180,7 +180,7 @@ def _own(
         policy = factory(surroundings)
     except BadPolicyOption:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BrokenPolicy(f"policy {name!r} cannot be built: {type(error).__name__}: {error}") from error
     contract = EvictionPolicy if known is EVICTION else AdmissionPolicy if known is ADMISSION else Prefetcher
     asked = [one for one in dir(contract) if not one.startswith("_")]

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from ...policies.baselines.clairvoyant import ReplayOnly
 from ...policies.costs import CostModel
 from ...policies.registry import (
     ADMISSION,
@@ -79,14 +78,16 @@ class Policy(Section):
         facts, options = PolicyFacts(Catalog(ladder), b""), PlannerOptions()
         costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s, ladder=ladder)
         kinds = {"eviction": EVICTION, "admission": ADMISSION, "prefetch": PREFETCH}
-        in_use, capacities = self.choice(), dict.fromkeys(ladder.tiers, 1 << 30)
-        for name in ("", *self.options):  # policies that are not in use, too, if they have options
-            chosen: dict[str, Any] = {kind: name for kind, known in kinds.items() if name in known}
+        choices = [self.choice()]
+        for name in self.options:  # of policies that are not in use, too
+            others: dict[str, Any] = {kind: name for kind, known in kinds.items() if name in known}
+            if others and name != "clairvoyant":  # that one works in a replay only
+                choices.append(replace(DEFAULT, options=self.options, **others))
+        for choice in choices:
             try:
-                build(replace(in_use, **chosen), facts, costs, capacities, ladder=ladder)
+                build(choice, facts, costs, dict.fromkeys(ladder.tiers, 1 << 30), ladder=ladder)
             except ValueError as problem:
-                if not (chosen and isinstance(problem, ReplayOnly)):
-                    return str(problem)
+                return str(problem)
         return ""
 
     def choice(self) -> PolicyChoice:

@@ -48,6 +48,7 @@ class AsyncGrpcLink:
     def __init__(self, settings: ClientSettings) -> None:
         self.closed = False
         self._grace_s = settings.timeout.grace_s
+        self._process = os.getpid()
         self._tickets = itertools.count(1)
         self._calls: dict[int, Any] = {}
         self._posts: set[asyncio.Future[Any]] = set()
@@ -139,9 +140,10 @@ class AsyncGrpcLink:
             await channel.close()
 
     def abandon(self) -> None:
-        """Leave the channel to the parent process."""
+        """Leave the channels to the parent process, or, where the event loop has ended, to the collector."""
         self.closed = True
-        _abandoned.append(self)
+        if os.getpid() != self._process:
+            _abandoned.append(self)
 
     async def _deliver(self, call: str, request: Any) -> None:
         with suppress(grpc.RpcError):  # best effort, as for every post

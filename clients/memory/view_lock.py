@@ -29,9 +29,9 @@ class ViewLock:
         """Hold the locks of extents for one lease more."""
         with self._lock:
             for extent in extents:
-                self._num_leases[extent] += 1
-                if self._num_leases[extent] == 1:
+                if not self._num_leases[extent]:
                     lock(self._file, extent)
+                self._num_leases[extent] += 1
 
     def give_back(self, extents: Iterable[int]) -> None:
         """Hold the locks of extents for one lease less."""

@@ -129,7 +129,7 @@ class FragmentCounter:
         for block, group in ((message.block, message.group), *more):
             row = self.row_of(block, group)
             missing_bytes = int(self._missing[row, group])
-            if message.offset != self._lengths[group] - missing_bytes:
+            if not missing_bytes or message.offset != self._lengths[group] - missing_bytes:
                 raise broken_answer(f"a chunk at {message.offset}, where {missing_bytes} bytes are missing")
             yield row, group, (part := chunk[start : start + missing_bytes])
             start += len(part)

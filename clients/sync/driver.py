@@ -45,6 +45,7 @@ class Driver:
 
     def _make_locks(self) -> None:
         self._lock = threading.RLock()
+        self._holder: int | None = None  # the thread whose call is under way
         self._next = threading.Lock()  # of the thread that waited for long, and has the lock next
 
     def forget_connection(self) -> None:
@@ -60,12 +61,9 @@ class Driver:
         attempt = 0
         while True:
             attempt += 1
-            if self._next.locked():
-                with self._next:
-                    pass
-            if not self._lock.acquire(timeout=PATIENCE_S):
-                with self._next:
-                    self._lock.acquire()
+            is_nested = self._holder == threading.get_ident()  # in a signal handler
+            if not is_nested:
+                self._take_turn()
             try:
                 return self._drive(make())
             except KvtierError as problem:
@@ -75,7 +73,18 @@ class Driver:
                 if not is_repeated:
                     raise
             finally:
-                self._lock.release()
+                if not is_nested:
+                    self._holder = None
+                    self._lock.release()
+
+    def _take_turn(self) -> None:
+        if self._next.locked():
+            with self._next:
+                pass
+        if not self._lock.acquire(timeout=PATIENCE_S):
+            with self._next:
+                self._lock.acquire()
+        self._holder = threading.get_ident()
 
     def _disconnect(self) -> None:
         """Report what was read one-sidedly, then close the connection, if there is one."""

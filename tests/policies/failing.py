@@ -40,6 +40,13 @@ class Exiting(Failing):
         raise SystemExit(3)
 
 
+class ExitsWhenMade(LruEviction):
+    """Reads the command line of a process that it thinks its own."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        raise SystemExit(2)
+
+
 class SameForEver(Failing):
     """Names one block again and again, and never takes it off its list."""
 

@@ -91,6 +91,7 @@ def test_nothing_is_prefetched_where_a_prefetcher_fails() -> None:
     ("eviction", "says"),
     [
         (f"{MODULE}:Unbuildable", "cannot be built: LookupError: no model at hand"),
+        (f"{MODULE}:ExitsWhenMade", "cannot be built: SystemExit: 2"),
         (f"{MODULE}:Something", "has no choose"),
         ("clairvoyant", "replay` only"),
         ("lru", ""),
