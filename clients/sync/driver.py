@@ -45,7 +45,7 @@ class Driver:
 
     def _make_locks(self) -> None:
         self._lock = threading.RLock()
-        self._holder: int | None = None  # the thread whose call is under way
+        self._holder: int | None = None  # the thread with a call under way
         self._next = threading.Lock()  # of the thread that waited for long, and has the lock next
 
     def forget_connection(self) -> None:
