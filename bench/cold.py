@@ -171,8 +171,10 @@ def without_ring(store: ColdStore) -> Iterator[None]:
     """Read one record after the other meanwhile."""
     state = store._state
     state.io, usual = DirectIo(), state.io
-    yield
-    state.io = usual
+    try:
+        yield
+    finally:
+        state.io = usual
 
 
 def timed(threads: int, work: Callable[[int], None], num_bytes: int) -> Speed:

@@ -7,7 +7,9 @@
 #include <Python.h>
 #include <errno.h>
 #include <fcntl.h>
+#if __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
+#endif
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -16,6 +18,20 @@
 
 #include "functions.h"
 
+const char open_ring_doc[] =
+    "open_ring(num_reads, /)\n--\n\n"
+    "Return a ring of one thread for so many reads at a time. Raises OSError where the kernel has none, or\n"
+    "refuses one.";
+const char begin_reads_doc[] =
+    "begin_reads(ring, reads, /)\n--\n\n"
+    "Begin `reads`, a tuple of (file descriptor, offset, tuple of buffers) each; `wait_read` tells of their ends. Return\n"
+    "whether any began: none does where the kernel refuses, nor in a ring of before a fork. The ring must have heard of\n"
+    "all that came before. Raises ValueError; what the disk does is wait_read's.";
+const char wait_read_doc[] =
+    "wait_read(ring, /)\n--\n\n"
+    "Wait for a read; return its place among those that were begun, and the bytes read or -errno. None: all ended.";
+
+#ifdef IORING_FEAT_SINGLE_MMAP /* the header of Linux 5.4 or later */
 enum { MAX_READS = 64 };
 /* Of Linux 6.1: completions are worked off by the thread that waits for them, not by interrupting it. */
 enum { SINGLE_ISSUER = 1U << 12, DEFER_TASKRUN = 1U << 13 };
@@ -23,7 +39,10 @@ static const char RING[] = "kvtier.ring";
 
 typedef struct {
     int fd, is_in_use; /* the latter: by a call that does not hold the interpreter's lock */
-    int error;         /* of submitting: of the reads from `num_submitted` on */
+    int is_lost;       /* nothing is heard of its reads any more: see is_lost() */
+    int error;         /* of the reads that did not begin, and of those that are lost */
+    pid_t owner;
+    uint64_t told; /* the reads whose ends were told, a bit each */
     unsigned num_entries, num_reads, num_submitted, num_ended;
     unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
     struct io_uring_sqe *entries;
@@ -48,30 +67,36 @@ static void release_buffers(ring *of) {
     of->buffers = NULL, of->vectors = NULL;
 }
 
+/* Whether `enter` was refused, or this is the child of a fork, whose completions are its parent's. Such a ring is used
+ * no more, and nothing of it is released, on purpose: the kernel may write into the buffers at any time, and the number
+ * of its file may be another one's by now. */
+static int is_lost(ring *of) { return of->is_lost |= getpid() != of->owner; }
+
 /* Wait for a read; return its number. Needs no interpreter. */
 static int wait_for_one(ring *of, int *result) {
-    const unsigned head = *of->cq_head;
-    if (of->num_ended == of->num_submitted) { /* the others never began */
-        *result = -of->error;
-        return (int)of->num_ended++;
-    }
-    while (__atomic_load_n(of->cq_tail, __ATOMIC_ACQUIRE) == head) {
+    int number = -1;
+    while (number < 0 && of->num_ended < of->num_submitted && !is_lost(of)) {
+        const unsigned head = *of->cq_head;
+        if (__atomic_load_n(of->cq_tail, __ATOMIC_ACQUIRE) != head) {
+            const struct io_uring_cqe *found = of->completions + (head & *of->cq_mask);
+            number = (int)found->user_data, *result = found->res;
+            __atomic_store_n(of->cq_head, head + 1, __ATOMIC_RELEASE);
+            continue;
+        }
         const int status = enter(of, 0, 1);
-        if (status >= 0 || status == -EINTR || status == -EAGAIN || status == -EBUSY) continue;
-        *result = status; /* there is no ring any more */
-        return (int)of->num_ended++;
+        if (status < 0 && status != -EINTR && status != -EAGAIN && status != -EBUSY)
+            of->is_lost = 1, of->error = -status;
     }
-    const struct io_uring_cqe *found = of->completions + (head & *of->cq_mask);
-    const int number = (int)found->user_data;
-    *result = found->res;
-    __atomic_store_n(of->cq_head, head + 1, __ATOMIC_RELEASE);
+    if (number < 0) number = __builtin_ctzll(~of->told), *result = -of->error;
+    of->told |= UINT64_C(1) << number;
     of->num_ended++;
     return number;
 }
 
 static void close_ring(ring *of) {
     int result;
-    while (of->num_ended < of->num_submitted) wait_for_one(of, &result);
+    while (of->num_ended < of->num_submitted && !is_lost(of)) wait_for_one(of, &result);
+    if (is_lost(of)) return;
     release_buffers(of);
     if (of->entries) munmap(of->entries, of->entry_bytes);
     if (of->queues) munmap(of->queues, of->queue_bytes);
@@ -102,11 +127,6 @@ static int map_queues(ring *of, const struct io_uring_params *is) {
     return 1;
 }
 
-const char open_ring_doc[] =
-    "open_ring(num_reads, /)\n--\n\n"
-    "Return a ring of one thread for so many reads at a time. Raises OSError where the kernel has none, or\n"
-    "refuses one.";
-
 PyObject *open_ring(PyObject *module, PyObject *args) {
     unsigned num_reads;
     (void)module;
@@ -114,6 +134,7 @@ PyObject *open_ring(PyObject *module, PyObject *args) {
     if (!num_reads || num_reads > MAX_READS) return PyErr_Format(PyExc_ValueError, "%u reads at a time", num_reads);
     ring *of = PyMem_Calloc(1, sizeof *of);
     if (!of) return PyErr_NoMemory();
+    of->owner = getpid();
     struct io_uring_params is = {.flags = SINGLE_ISSUER | DEFER_TASKRUN};
     of->fd = (int)syscall(__NR_io_uring_setup, num_reads, &is);
     if (of->fd < 0 && errno == EINVAL) {
@@ -168,20 +189,16 @@ static int take_buffers(ring *of, PyObject *reads) {
     return 0;
 }
 
-const char begin_reads_doc[] =
-    "begin_reads(ring, reads, /)\n--\n\n"
-    "Begin `reads`, a tuple of (file descriptor, offset, tuple of buffers) each; `wait_read` tells of their ends. The\n"
-    "ring must have heard of all that came before. Raises ValueError; what the disk does is wait_read's.";
-
 PyObject *begin_reads(PyObject *module, PyObject *args) {
     PyObject *capsule, *reads;
     (void)module;
     if (!PyArg_ParseTuple(args, "OO!", &capsule, &PyTuple_Type, &reads)) return NULL;
     ring *of = PyCapsule_GetPointer(capsule, RING);
     if (!of) return NULL;
+    if (is_lost(of)) Py_RETURN_FALSE;
     if (of->is_in_use || of->num_ended < of->num_reads || PyTuple_Size(reads) > (Py_ssize_t)of->num_entries)
         return PyErr_Format(PyExc_ValueError, "%zd reads beside %u", PyTuple_Size(reads), of->num_reads - of->num_ended);
-    of->num_reads = of->num_submitted = of->num_ended = 0;
+    of->num_reads = of->num_submitted = of->num_ended = 0, of->told = 0;
     if (take_buffers(of, reads) < 0) {
         release_buffers(of);
         return NULL;
@@ -196,14 +213,14 @@ PyObject *begin_reads(PyObject *module, PyObject *args) {
         if ((status = enter(of, of->num_reads - of->num_submitted, 0)) > 0) of->num_submitted += (unsigned)status;
     PyEval_RestoreThread(released);
     of->is_in_use = 0;
-    of->error = -status;
+    of->error = status < 0 ? -status : ECANCELED;
     __atomic_store_n(of->sq_tail, tail + of->num_submitted, __ATOMIC_RELEASE); /* the kernel looks only when asked */
-    Py_RETURN_NONE;
+    if (!of->num_submitted) {
+        release_buffers(of);
+        of->num_reads = 0;
+    }
+    return PyBool_FromLong(of->num_submitted);
 }
-
-const char wait_read_doc[] =
-    "wait_read(ring, /)\n--\n\n"
-    "Wait for a read; return its place among those that were begun, and the bytes read or -errno. None: all ended.";
 
 PyObject *wait_read(PyObject *module, PyObject *args) {
     PyObject *capsule;
@@ -219,6 +236,19 @@ PyObject *wait_read(PyObject *module, PyObject *args) {
     const int number = wait_for_one(of, &result);
     PyEval_RestoreThread(released);
     of->is_in_use = 0;
-    if (of->num_ended == of->num_reads) release_buffers(of);
+    if (of->num_ended == of->num_reads && !of->is_lost) release_buffers(of);
     return Py_BuildValue("ii", number, result);
 }
+
+#else
+
+PyObject *open_ring(PyObject *module, PyObject *args) {
+    (void)module, (void)args;
+    errno = ENOSYS;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+PyObject *begin_reads(PyObject *module, PyObject *args) { return open_ring(module, args); }
+PyObject *wait_read(PyObject *module, PyObject *args) { return open_ring(module, args); }
+
+#endif

@@ -1,11 +1,12 @@
 """Reads through a ring give what their twin gives, and the kernel writes nowhere else."""
 
 import errno
+import fcntl
 import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,64 @@ def test_buffers_are_held_until_the_last_read_has_ended(fd: int) -> None:
     native.begin_reads(ring, ((fd, 0, (place,)),))
     del ring  # hears of it first
     place.append(0)
+
+
+def _begin_one_that_waits(fd: int) -> tuple[Any, list[bytearray], int]:
+    """Return a ring with two reads, their memory, and the end of the pipe that the first waits for."""
+    assert native is not None
+    source, sink = os.pipe()
+    ring, places = native.open_ring(2), [bytearray(9), bytearray(9)]
+    assert native.begin_reads(ring, ((source, 0, (places[0],)), (fd, 9, (places[1],))))
+    os.close(source)  # the ring has it open
+    return ring, places, sink
+
+
+def test_of_a_refused_ring_each_read_is_told_once_and_nothing_is_released(fd: int) -> None:
+    assert native is not None
+    before = set(os.listdir("/proc/self/fd"))
+    ring, places, sink = _begin_one_that_waits(fd)
+    for name in set(os.listdir("/proc/self/fd")) - before - {str(sink)}:
+        with suppress(OSError):  # the one of the listing
+            if "io_uring" in os.readlink(f"/proc/self/fd/{name}"):
+                os.close(int(name))
+                number = fcntl.fcntl(fd, fcntl.F_DUPFD, int(name))
+                assert number == int(name)
+    assert native.wait_read(ring) == (1, 9)
+    assert native.wait_read(ring)[0] == 0
+    assert native.wait_read(ring) is None
+    io = RingIo()
+    io._rings.ring = ring
+    free = memoryview(bytearray(9))
+    assert results(io, [(fd, 0, (free,))] * 2) == [9, 9]
+    assert not native.begin_reads(ring, ((fd, 0, (free,)),) * 2)
+    del ring, io
+    for place in places:
+        with pytest.raises(BufferError):
+            place.append(0)
+    os.fstat(number)  # another file by now
+    os.close(number)
+    os.close(sink)
+
+
+def test_a_forked_child_takes_nothing_from_its_parent(fd: int) -> None:
+    assert native is not None
+    ring, places, sink = _begin_one_that_waits(fd)
+    if (child := os.fork()) == 0:
+        said = [native.begin_reads(ring, ()), *sorted(native.wait_read(ring) for _ in range(2))]
+        del ring
+        os._exit(said != [False, (0, -errno.ECANCELED), (1, -errno.ECANCELED)])
+    assert os.waitpid(child, 0)[1] == 0
+    os.write(sink, b"?" * 9)
+    assert sorted(native.wait_read(ring) for _ in range(2)) == [(0, 9), (1, 9)]
+    assert places[0] == b"?" * 9
+    os.close(sink)
+
+
+def test_of_no_reads_nothing_begins() -> None:
+    assert native is not None
+    ring = native.open_ring(2)
+    assert not native.begin_reads(ring, ())
+    assert native.wait_read(ring) is None
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,9 @@ class RingIo(DirectIo):
     def read_many(self, reads: Sequence[Read]) -> Ended:
         """See DirectIo.read_many: all are begun at once, and end in any order."""
         ring = self._ring() if len(reads) > 1 else None
-        if native is None or ring is None:
+        if native is None or ring is None or not native.begin_reads(ring, tuple(reads)):
             yield from super().read_many(reads)
             return
-        native.begin_reads(ring, tuple(reads))
         try:
             while (ended := native.wait_read(ring)) is not None:
                 number, num_read = ended
@@ -204,6 +203,10 @@ class Scratch(threading.local):
         self._next = 0
         if len(self._memory) < num_bytes:
             self._memory = memoryview(mmap.mmap(-1, max(num_bytes, SCRATCH_BYTES)))
+
+    def abandon(self) -> None:
+        """Use other memory from now on: a ring that is lost may still write into this."""
+        self._memory = memoryview(b"")
 
     def take(self, num_bytes: int) -> Buffer:
         """Return the next `num_bytes`, whole pages, with whatever they held before."""

@@ -210,10 +210,12 @@ class SegmentTransfers:
                 cause = read_cause(num_read, reads[number][2])
                 if cause is None:
                     self._finish(run, segment, staged, items, outcomes, as_stored)
-                elif len(run) > 1:  # one bad sector must not take its neighbours along
+                elif len(run) > 1 or len(reads) > 1:  # a bad sector's neighbours, or what only a ring says
                     again += run
                 else:
                     outcomes[run[0]] = CopyOutcome(cause)
+        if again:
+            scratch.abandon()
         for i in again:
             self.read_runs([[i]], items, outcomes, as_stored=as_stored)
 

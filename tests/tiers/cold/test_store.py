@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import xxhash
 
 from kvtier.tiers.base import Buffer, Cause, ColdStoreError, CopyError
+from kvtier.tiers.cold import direct_io
 from kvtier.tiers.cold.buffered_io import BufferedIo
 from kvtier.tiers.cold.direct_io import DirectIo
 from kvtier.tiers.cold.engine import ColdStore
@@ -518,3 +520,35 @@ def test_one_bad_record_among_reads_at_the_same_time_is_one_miss(tmp_path: Path,
             else:
                 assert outcome.cause is None
                 assert into[:9000] == payload
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_what_only_a_ring_says_loses_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """A file that preadv reads may be refused in a ring: the kernel had no memory for the request."""
+
+    class Busy:
+        waiting: ClassVar[list[int]] = []
+
+        @staticmethod
+        def open_ring(num_reads: int) -> object:
+            return object()
+
+        @classmethod
+        def begin_reads(cls, ring: object, reads: tuple[object, ...]) -> bool:
+            cls.waiting += range(len(reads)) if begins else ()
+            return begins
+
+        @classmethod
+        def wait_read(cls, ring: object) -> tuple[int, int] | None:
+            return (cls.waiting.pop(), -errno.EAGAIN) if cls.waiting else None
+
+    monkeypatch.setattr(direct_io, "native", Busy)
+    with cold(tmp_path, io=direct_io.RingIo()) as opened:
+        opened.put(range(8))
+        chosen = list(opened.accepted.items())[::2]
+        items = [(place, label, aligned(9000)) for place, (label, _) in chosen]
+        assert {outcome.cause for outcome in opened.store.read_batch(items)} == {None}
+        for (_, _, into), (_, (_, payload)) in zip(items, chosen, strict=True):
+            assert into[:9000] == payload
