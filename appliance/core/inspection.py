@@ -21,6 +21,7 @@ from .requests.pins import Pins
 from .requests.sessions import Sessions
 
 MAX_LEASES = 16  # shown of a block
+MAX_HELD = 1 << 15  # fragments that leases hold, looked at for these: a few milliseconds
 
 
 class Inspection:
@@ -90,14 +91,15 @@ class Inspection:
         }
 
     def _lease_ids(self, row: int) -> list[int]:
-        """Return the first leases that hold a block."""
+        """Return leases that hold a block: the first, of those that hold the first MAX_HELD fragments."""
         catalog = self._core.catalog
         if not any(catalog.num_holds[tier][row] for tier in self._core.ladder.memory_tiers):
             return []
         fragments = catalog.fragments(row)
         leases = (lease for client in self._leases.clients.values() for lease in client.leases.values())
-        holding = (one.id for one in leases if any(held in fragments for held, _ in one.held))
-        return list(islice(holding, MAX_LEASES))
+        held = ((lease.id, fragment) for lease in leases for fragment, _ in lease.held)
+        holding = (number for number, fragment in islice(held, MAX_HELD) if fragment in fragments)
+        return list(islice(dict.fromkeys(holding), MAX_LEASES))
 
     def session(self, session_id: str) -> dict[str, Any] | None:
         """Return what a session holds, and where."""

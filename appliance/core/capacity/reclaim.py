@@ -64,7 +64,8 @@ class Reclaim:
         self._copied_bytes = 0  # of this segment, copied forward
         self._wanted_bytes = 0  # of this segment, copied forward or to be spilled again
         self._used_bytes = 0  # of this segment, ever appended
-        self._freeing: dict[int, bool] = {}  # emptied, being forgotten; whether that won no room
+        #: Emptied, being forgotten: whether that won no room, and the bytes it won.
+        self._freeing: dict[int, tuple[bool, int]] = {}
         self._is_blocked = False
         self._is_wanted = False  # a record found no room, however many segments should be free
         self._not_before = 0.0
@@ -145,7 +146,7 @@ class Reclaim:
     def segment_freed(self, segment: int) -> None:
         """The cold store has durably forgotten the segment."""
         assert self._log is not None
-        is_fruitless = self._freeing.pop(segment)
+        is_fruitless, won_bytes = self._freeing.pop(segment)
         self._log.finish_reclaim(segment)
         self._core.transitions.forget_segment(segment)
         self._is_wanted = False
@@ -161,8 +162,7 @@ class Reclaim:
         else:
             self._num_in_vain = 0
             self._pause_s = FRUITLESS_PAUSE_S
-        self._spare_bytes += max(0, self._used_bytes - self._copied_bytes)
-        self._spare_bytes = min(self._spare_bytes, self._most_spare_bytes())
+        self._spare_bytes = min(self._spare_bytes + won_bytes, self._most_spare_bytes())
         self._core.story.count("segments_reclaimed")
 
     def _most_spare_bytes(self) -> int:
@@ -298,6 +298,7 @@ class Reclaim:
                 catalog = self._core.catalog
                 self._rows.extend(catalog.handle(catalog.block_of[f]) for f in left)
                 return
-            self._freeing[self._segment] = self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes
+            is_fruitless = self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes
+            self._freeing[self._segment] = is_fruitless, max(0, self._used_bytes - self._copied_bytes)
             self._core.outbox.emit(FreeSegment(self._segment))
             self._segment = None

@@ -99,19 +99,26 @@ class Waiting:
         """
         misfits: set[str] = set()
         while len(misfits) < MAX_MISFITS and (tenant := self._next(misfits)) is not None:
-            queue = self._queues[tenant]
-            job = queue[0].job
-            if job.wants_turn and not is_tick:
+            may_go = is_tick or not self._queues[tenant][0].job.wants_turn
+            if not (may_go and self._continue(tenant)):
                 misfits.add(tenant)
-                continue
-            if job.is_done or job.advance():
-                heapq.heappop(queue)
-                self._shares.give(tenant, 1)
-            else:
-                misfits.add(tenant)
-            self._queues.move_to_end(tenant)
-            if not queue:
-                del self._queues[tenant]
+        if is_tick:  # behind misfits, too, one has its turn: it would ask for a Tick after each without end
+            others = {tenant for tenant, queue in self._queues.items() if not queue[0].job.wants_turn}
+            if (tenant := self._next(misfits | others)) is not None:
+                self._continue(tenant)
+
+    def _continue(self, tenant: str) -> bool:
+        """Continue the first request of a tenant; returns whether it is through."""
+        queue = self._queues[tenant]
+        job = queue[0].job
+        is_through = job.is_done or job.advance()
+        if is_through:
+            heapq.heappop(queue)
+            self._shares.give(tenant, 1)
+        self._queues.move_to_end(tenant)
+        if not queue:
+            del self._queues[tenant]
+        return is_through
 
     def _next(self, misfits: set[str]) -> str | None:
         """Return the tenant of the next request to try, None without any of others than `misfits`."""

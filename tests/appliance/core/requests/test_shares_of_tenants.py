@@ -191,6 +191,24 @@ def test_a_step_tries_a_bounded_number_of_tenants() -> None:
     assert len(tried) == len(set(tried)) == 3 * MAX_MISFITS, "each in its turn"
 
 
+def test_one_that_wants_a_turn_has_it_behind_any_number_of_more_urgent_tenants() -> None:
+    """Before: it was never tried, and asked for a Tick at once after each."""
+    waiting, tried = Divided().planner.waiting, list[Waiter]()
+    for tenant in range(2 * MAX_MISFITS):
+        waiting.add(Waiter(tried), Urgency.PREFILL, 9.0, f"tenant:{tenant}")
+    put = Waiter(tried)
+    put.wants_turn = True
+    waiting.add(put, Urgency.QUEUED, 9.0, "tenant:acme")
+    waiting.retry(is_tick=False)
+    assert put not in tried
+    waiting.retry(is_tick=True)
+    assert tried[-1] is put
+    assert len(tried) == 2 * MAX_MISFITS + 1
+    put.has_room = True
+    waiting.retry(is_tick=True)
+    assert not waiting.wants_turn
+
+
 def test_acquires_that_expect_blocks_leave_the_others_their_share() -> None:
     """Before: each client could let 4,096 acquires wait, all of which were looked at in every step."""
     shared = Divided(max_expecting_acquires=8)
