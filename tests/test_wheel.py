@@ -53,7 +53,7 @@ def test_only_kvtier_is_in_it_and_all_of_it(wheel: Path) -> None:
     assert f"{information}/licenses/LICENSE" in names
     parts = {name.split("/")[1] for name in names if name.startswith("kvtier/")}
     assert parts == {
-        *("__init__.py", "__main__.py", "testing.py", "py.typed"),
+        *("__init__.py", "__main__.py", "lazy.py", "testing.py", "py.typed"),
         *("appliance", "clients", "native", "policies", "sources", "tiers", "v1"),
     }
     for folder in ("appliance", "clients", "native", "policies", "sources", "tiers"):

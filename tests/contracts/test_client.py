@@ -333,7 +333,7 @@ def test_empty_chains(client: Any, namespace: Namespace) -> None:
     assert client.lookup(namespace, []).num_blocks == 0
     assert client.get(namespace, []).num_blocks == 0
     assert client.put(namespace, [], b"").complete
-    with pytest.raises(InvalidRequest, match="first_block"):
+    with pytest.raises(InvalidRequest, match="one prefix hash"):
         client.acquire(namespace, [])
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +282,7 @@ def test_an_attach_does_not_wait_for_the_staging_of_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(StagingExtent, "prefault", lambda extent: gate.wait(WAIT_S))
+    monkeypatch.setattr(StagingExtent, "prefault", lambda extent: partial(gate.wait, WAIT_S))
     with serve(folder) as served, contextlib.ExitStack() as stack:
         stack.callback(gate.set)
         path = served.daemon.service.facts.local_socket_path

@@ -155,7 +155,7 @@ STATE = [
         "policies/guarded.py",
         (
             (
-                "                forward()\n            except Exception as error:\n"
+                "                forward()\n            except (Exception, SystemExit) as error:\n"
                 "                self._trouble.note(error)\n",
                 "                forward()\n            finally:\n                pass\n",
             ),
@@ -287,7 +287,7 @@ STATE = [
         ("tests/e2e/test_rank.py::test_rankings_of_one_tenant_go_on_one_at_a_time",),
         "appliance/fleet/rank_service.py",
         (
-            ("            async with lane.turn:\n", "            if True:\n"),
+            ("        async with lane.turn:\n", "        if True:\n"),
             ("if lane.num >= MAX_WAITING:", "if False:"),
         ),
     ),
