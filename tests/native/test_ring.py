@@ -193,3 +193,16 @@ def test_a_kernel_without_rings_is_served_by_preadv(fd: int, monkeypatch: pytest
     for absent in (Without, None):
         monkeypatch.setattr(direct_io, "native", absent)
         assert direct_io.direct_io().backend == "direct"
+
+
+def test_rings_of_all_threads_are_closed_with_the_store() -> None:
+    def num_rings() -> int:
+        links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        return sum("io_uring" in os.readlink(link) for link in links if link.is_symlink())
+
+    before, io = num_rings(), RingIo()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(io._ring).result()
+        assert num_rings() == before + 2
+        io.shut_down()
+        assert num_rings() == before

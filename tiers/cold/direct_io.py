@@ -109,6 +109,10 @@ class RingIo(DirectIo):
             while native.wait_read(ring) is not None:  # the kernel writes there until then
                 pass
 
+    def shut_down(self) -> None:
+        """See DirectIo.shut_down: all threads' rings are closed."""
+        self._rings = threading.local()
+
     def _ring(self) -> Any:
         """Return the calling thread's, None where it gets none."""
         if native is not None and not hasattr(self._rings, "ring"):
