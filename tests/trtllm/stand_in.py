@@ -83,7 +83,7 @@ def modules(home: str) -> dict[str, ModuleType]:
 
 def forget() -> None:
     """Let the adapter be imported anew."""
-    for name in [name for name in sys.modules if name.startswith(("tensorrt_llm", "kvtier.clients.trtllm."))]:
+    for name in [name for name in sys.modules if name.startswith(("tensorrt_llm", "kvtier.clients.trtllm"))]:
         del sys.modules[name]
 
 
