@@ -1,4 +1,4 @@
-"""Locks on single bytes of an index's file: clients take them, the next daemon asks for which there are some.
+"""Locks on single bytes of an index's file: clients take them, and the next daemon asks which are taken.
 
 They belong to an open file, not to a process (F_OFD_SETLK): closing another descriptor of the file, as any
 thread or library may, does not drop them.
