@@ -1,13 +1,13 @@
 """What somebody meets in the first five minutes: one line that names the fix, and an exit code that fits."""
 
 import contextlib
-import gc
 import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,9 +41,9 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=START_S, env=env, check=False)
 
 
-def running(folder: Path, *arguments: str) -> Daemon:
+def running(folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> Daemon:
     """Return a daemon for `folder`."""
-    return Daemon(folder, arguments=(*SMALL, *arguments))
+    return Daemon(folder, arguments=(*SMALL, *arguments), prefix=prefix)
 
 
 def test_serve_twice(tmp_path: Path) -> None:
@@ -137,13 +137,8 @@ def test_without_numba_one_line_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_daemon_takes_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
     """The usual soft limit is below what a cold store of 64 GiB needs."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    gc.collect()  # what earlier tests left in cycles has descriptors, too
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        with running(tmp_path, *QUIET) as daemon:
-            limits = Path(f"/proc/{daemon.pid}/limits").read_text().splitlines()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    (_, hard) = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with running(tmp_path, *QUIET, prefix=("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh")) as daemon:
+        limits = Path(f"/proc/{daemon.pid}/limits").read_text().splitlines()
     (row,) = [line.split() for line in limits if line.startswith("Max open files")]
-    assert row[3] == row[4] == str(before[1])
+    assert row[3] == row[4] == str(hard)

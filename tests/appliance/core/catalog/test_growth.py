@@ -12,7 +12,8 @@ GEOMETRY = Geometry(num_layers=1, num_kv_heads=1, head_dim=8, block_tokens=16, d
 
 def columns(catalog: Catalog) -> "Iterator[array[int]]":
     """Yield every column of the catalog."""
-    for value in vars(catalog).values():
+    for name in dir(catalog):  # compiled classes have no vars()
+        value = getattr(catalog, name)
         for column in value if isinstance(value, list) else [value]:
             if isinstance(column, array):
                 yield column
