@@ -119,7 +119,11 @@ class LocalProtocol:
             self.forget(number)
         if frame.flags & Flag.ERROR:
             raise from_detail(frame.payload)
-        message = _parsed(response, frame.payload)
+        try:
+            message = _parsed(response, frame.payload)
+        except Unavailable:
+            self._drop(frame, memory)
+            raise
         if frame.method in _STREAMED and message.last != bool(frame.flags & Flag.LAST):
             raise broken_answer(
                 f"frame and message of a {frame.method.name} differ on whether it is the last"

@@ -95,6 +95,7 @@ class ScriptedServer:
         for connection in self.connections:
             connection.socket.close()
             connection.staging.close()
+        self.connections.clear()  # their mappings have descriptors
 
     def _start(self, function: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=function, args=arguments, daemon=True)

@@ -2,6 +2,7 @@
 never arrived, no byte beside the caller's buffer changes, and the next call has a new connection."""
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -131,6 +132,28 @@ CALLS: tuple[Callable[[Any, Any, bool], object], ...] = (
 )
 
 
+def shared_memory() -> set[str]:
+    """Return the descriptors of shared memory that this process has open."""
+    return {one for one in os.listdir("/proc/self/fd") if _leads_to(one).startswith("/memfd:kvtier")}
+
+
+def _leads_to(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:  # that of the listing itself
+        return ""
+
+
+@pytest.fixture
+def leaves_no_descriptor() -> Iterator[None]:
+    gc.collect()
+    before = shared_memory()
+    yield
+    gc.collect()
+    assert shared_memory() <= before, "an engine that tries again and again would run out of them"
+
+
+@pytest.mark.usefixtures("leaves_no_descriptor")
 @pytest.mark.parametrize("transport", [hostile_local, hostile_grpc])
 def test_only_kvtier_errors_leave(
     transport: Any, make: Make, tmp_path: Path, record_property: Record

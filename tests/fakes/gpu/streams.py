@@ -81,6 +81,9 @@ class FakeEvent:
             os.close(self.descriptor)
             self.descriptor = -1
 
+    def __del__(self) -> None:
+        self.close()  # as torch does with events that are used no more
+
 
 @dataclass(slots=True)
 class Copying:
