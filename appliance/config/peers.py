@@ -80,7 +80,7 @@ class PeerSettings(Section):
     transport: Literal["tcp", "nixl"] = "tcp"
     """What carries bytes between hosts. `nixl`: NIXL writes them where both hosts have it, which was never
     run over RDMA, and costs more than `tcp` without. Set it on all hosts of a fleet where the commands of
-    docs/operate/fleet.md show that it pays."""
+    docs/operate/nixl.md show that it pays."""
     send_limit_bytes: Bytes | None = Field(default=None, alias="send_limit")
     """Bytes a second that this host sends to others at most. Set it where they share the network with the
     runtime's own traffic. Empty: unlimited."""
