@@ -75,13 +75,15 @@ class TenantAdmin:
             if source is None:
                 return await self._erase_here(tenant, store)
             source.bar(tenant)
-            failure = ""
+            failure = done = ""
             try:
                 try:
-                    log.info("erasing %s: %d bundles deleted", tenant or COMMON, await source.erase(tenant))
+                    num_bundles = await source.erase(tenant)
+                    done = f"in {source.status().address} its key is destroyed, {num_bundles} bundles are deleted"
+                    log.info("erasing %s: %s", tenant or COMMON, done)
                 except StoreError as problem:
                     failure = str(problem)
-                answer = await self._erase_here(tenant, store)
+                answer = await self._erase_here(tenant, store, done)
             finally:
                 source.admit(tenant)
         if failure:
@@ -90,7 +92,10 @@ class TenantAdmin:
             raise error("SOURCE_FAILED", f"{name} is erased here, not in {address}: {failure}; {again}")
         return answer
 
-    async def _erase_here(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
+    async def _erase_here(
+        self, tenant: str, store: ColdStore | None, done: str = ""
+    ) -> pb.EraseTenantResponse:
+        """`done`: what an error says of the object store."""
         had_key = False
         if self._book is not None:
             self._book.erase(tenant)
@@ -99,8 +104,9 @@ class TenantAdmin:
                 had_key = await self._appliance.keep_store(lambda: store.erase_tenant(tenant))
             except CopyError as problem:
                 self._admit(tenant)
-                message = f"nothing is erased: {problem}; make room beside the segments, then try again"
-                raise error("TIER_FULL", message) from problem
+                erased = f"{done}; nothing is erased on this host" if done else "nothing is erased"
+                fix = "make room beside the segments, or the disk writable, then try again"
+                raise error("TIER_FULL", f"{erased}: {problem}; {fix}") from problem
         answer = self._appliance.ask(lambda call: TenantErased(call, tenant))
         result = await answer if isinstance(answer, asyncio.Future) else answer
         assert isinstance(result, CountResult)

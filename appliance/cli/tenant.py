@@ -138,6 +138,9 @@ def erase(name: str, yes: bool, target: str | None, as_json: bool) -> None:
     and what they put afterwards is kept under another key. What was stored before encryption was switched on
     has no key: it is forgotten, and its bytes stay on the device until others are written over them.
 
+    Of a fleet erase it on every host before you restart one of them: until then a host that erased it takes
+    nothing of it from other hosts or an object store.
+
     \b
     Example:
       kvtier tenant erase acme
@@ -152,3 +155,4 @@ def erase(name: str, yes: bool, target: str | None, as_json: bool) -> None:
         return
     key = "its key is destroyed" if answer.had_key else "there was no key of it"
     console().print(f"erased {name}: {key}, {answer.num_blocks:,} blocks forgotten")
+    console().print("until a restart nothing of it comes here from other hosts or an object store")

@@ -121,8 +121,7 @@ class Planner:
         self.resizing = Resizing(core, residency, self.copies, self.pressure)
         self.damage = Damage(core, self.requests, residency)
         self.erasing = Erasing(core, self.requests, residency, self.copies)
-        self.fetches.erased = self.exports.erased = self.erasing.erased
-        self.found_memory = FoundMemory(core, residency, self.erasing.erased, self.dirty.note_lost)
+        self.found_memory = FoundMemory(core, residency, self.dirty.note_lost)
         self.evicting = Evicting(core, self.requests, residency, self.pressure, self.reclaim)
         self.inspection = Inspection(
             core, self.copies, self.leases, self.pins, self.sessions, self.prefetching, self.waiting

@@ -397,7 +397,7 @@ class Daemon:
         self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
         self.listeners.set_mode(settings.socket_mode)
         if self.local is not None:
-            self.local.options = local_options(settings)
+            self.local.adopt(local_options(settings))
             os.chmod(self.local.path, settings.socket_mode)
 
     def _report(self, state: str) -> None:

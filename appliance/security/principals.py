@@ -70,7 +70,7 @@ class Authenticator:
         self.adopt(tenants)
 
     def adopt(self, tenants: Mapping[str, Tenant]) -> None:
-        """Replace the tenants. Clients that are open keep the domain they were opened in."""
+        """Replace the tenants. Clients of local connections keep theirs until `LocalServer.adopt` looks."""
         self._has_tenants = bool(tenants)
         self._tenancies = {
             name: Tenancy(name, tenant.domain(name), Urgency[tenant.most_urgent.upper()])

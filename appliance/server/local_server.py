@@ -100,6 +100,20 @@ class LocalServer:
         self._direct = direct
         self._calls |= _unary_calls(direct_pb2, direct)
 
+    def adopt(self, options: LocalOptions) -> None:
+        """Apply another policy: other options, and callers as they are now.
+
+        Closes the connections of processes that belong to another tenant now, or to none."""
+        self.options = options
+        for connection in list(self.connections):
+            caller, now = connection.caller, self._access.of_peer(connection.uid, connection.gid)
+            if caller.principal.tenancy is None:
+                continue  # not attached
+            if now.tenancy is None or now.tenancy.domain != caller.tenancy.domain:
+                connection.close("tenant changed")
+            else:
+                caller.principal = now
+
     # ------------------------------------------------------------------------------ the socket
 
     def start(self) -> None:

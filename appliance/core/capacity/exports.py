@@ -79,8 +79,6 @@ class Exports:
         self._host_tiers = [tier for tier in core.ladder.host_tiers if tier in core.rooms]
         self.budget = WriteBudget(core.options.daily_export_bytes, core.options.num_tenants)
         self.is_open = False
-        #: Namespaces of erased tenants, which are not exported.
-        self.erased: set[int] = set()
         self._has_joined = False
         self._queue = ExportQueue(core.options.num_tenants)
         self._drained = DrainedBundles(core, index)
@@ -220,7 +218,7 @@ class Exports:
         namespace = catalog.namespace_of(last)
         name = catalog.prefix_hash[last]
         share = core.options.share_of(namespace.identity)
-        if namespace.id in self.erased or share == "off" or self._index.is_stored(namespace.id, name):
+        if core.is_erased(namespace) or share == "off" or self._index.is_stored(namespace.id, name):
             return
         if any((job.namespace_id, job.name) == (namespace.id, name) for job in self._jobs.values()):
             return

@@ -3,7 +3,7 @@
 Options, policies in force and the time are read from here and nowhere else, so that a change of policy is one
 assignment. Writers: `catalog` rows by requests and recovery, the state columns by `transitions` only,
 `options`, `policies` and `choice` by changes.py, `now` by planner.py, `offline` by TierLost, `pin_floors` by
-pins.py, `writers` by put_job.py."""
+pins.py, `writers` by put_job.py, `erased_tenants` by erasing.py."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -12,11 +12,11 @@ from ....policies.base import Future
 from ....policies.costs import CostModel
 from ....policies.registry import PolicyChoice, PolicySet, build
 from ....tiers.base import MemoryRoom, Room
-from ....tiers.block import Tier
+from ....tiers.block import Tier, tenant_of
 from ....tiers.cold.log import SegmentLog
 from ....tiers.ladder import STANDARD, Ladder
 from ..options import PlannerOptions
-from .catalog import Catalog
+from .catalog import Catalog, NamespaceEntry
 from .outbox import Outbox
 from .policy_facts import PolicyFacts
 from .policy_listeners import PolicyListeners
@@ -64,6 +64,7 @@ class CoreState:
         self.outbox = Outbox()
         #: Tiers that do not work now.
         self.offline: set[Tier] = set()
+        self.erased_tenants: set[str] = set()  # since the start
         #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
         self.pin_floors: dict[int, list[Tier]] = {}
         #: Reservation of the put that writes a block, by row, until that put ends.
@@ -94,6 +95,10 @@ class CoreState:
     def words(self, row: int) -> list[str]:
         """Return the story of a block as text, for error messages."""
         return self.story.words(self.catalog.prefix_hash[row], self.catalog.namespace_id[row])
+
+    def is_erased(self, namespace: NamespaceEntry) -> bool:
+        """Whether its tenant was erased since the start: what others still hold of it is not taken over."""
+        return bool(self.erased_tenants) and tenant_of(namespace.identity.domain) in self.erased_tenants
 
     def build_policies(self, choice: PolicyChoice, shared: Mapping[str, Any] | None = None) -> PolicySet:
         """Build the policies of `choice` for the present sizes of the tiers.

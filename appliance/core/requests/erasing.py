@@ -52,9 +52,6 @@ class Erasing:
         self._residency = residency
         self._copies = copies
         self._jobs: deque[_Erasure] = deque()
-        self.erased: set[int] = (
-            set()
-        )  # namespaces: what an earlier daemon left of them in memory is not found
 
     @property
     def is_busy(self) -> bool:
@@ -66,7 +63,7 @@ class Erasing:
         """What is on its way does not arrive; what is there goes, from this event on."""
         namespaces = self._core.catalog.namespaces.values()
         mine = frozenset(one.id for one in namespaces if tenant_of(one.identity.domain) == event.tenant)
-        self.erased |= mine
+        self._core.erased_tenants.add(event.tenant)
         self._jobs.append(_Erasure(event.call, mine, self._handles(mine)))
         self._core.story.count("tenants_erased")
 

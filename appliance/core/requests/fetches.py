@@ -62,8 +62,6 @@ class Fetches:
         self._has_store = False
         #: Takes an acquire up again that waited for a search, with the time until which it may wait.
         self.resume: Callable[[AcquireRequested, float], None] = lambda event, until: None
-        #: Namespaces of erased tenants: what the source still holds of them is not fetched.
-        self.erased: set[int] = set()
         self._waiting: dict[int, ParkedAcquire] = {}  # by call
         self._unbegun: TenantTurns[UnbegunFetches] = TenantTurns()
         self.searches = Searches(core, index)
@@ -95,7 +93,7 @@ class Fetches:
         Returns True when a search comes first, or more steps: `resume` gets the event when they have ended.
         `until`: as long may one wait that waited for a search already.
         """
-        if self._writes.is_closed or namespace.id in self.erased:
+        if self._writes.is_closed or self._core.is_erased(namespace):
             return False
         names = event.prefix_hashes[:num_blocks]
         here = self.prefix(namespace, names)
@@ -274,7 +272,7 @@ class Fetches:
 
     def may_fetch(self, namespace: NamespaceEntry) -> bool:
         """Return whether anything may be fetched of a namespace now."""
-        return self.is_open and not self._writes.is_closed and namespace.id not in self.erased
+        return self.is_open and not self._writes.is_closed and not self._core.is_erased(namespace)
 
     def bundle_blocks(self, namespace: NamespaceEntry) -> int:
         """Return how many blocks the source keeps together."""

@@ -10,7 +10,7 @@ nothing of that extent is written to or evicted.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 from ....tiers.base import MemoryRoom
@@ -29,15 +29,11 @@ Extent: TypeAlias = tuple[Tier, int]
 class FoundMemory:
     """Makes found fragments readable."""
 
-    def __init__(
-        self, core: CoreState, residency: Residency, erased: Set[int], note_dirty: Callable[[int], None]
-    ) -> None:
-        """`erased`: the namespaces of tenants that were erased since the start; it is read, not copied.
-        `note_dirty` is called with every block that is whole again; the cold store may not have it."""
+    def __init__(self, core: CoreState, residency: Residency, note_dirty: Callable[[int], None]) -> None:
+        """`note_dirty` is called with every block that is whole again; the cold store may not have it."""
         self._core = core
         self._residency = residency
         self._note_dirty = note_dirty
-        self._erased = erased
         #: Extents that clients of an earlier daemon may still view; they are closed, their fragments held.
         self._viewed: dict[Extent, list[int]] = {}
         #: Namespaces that extents may name which were not taken yet.
@@ -146,9 +142,9 @@ class FoundMemory:
     def _adopt(self, tier: Tier, place: int, label: FragmentLabel) -> bool:
         """Make a fragment readable at `place`; False if it is not wanted there."""
         catalog = self._core.catalog
-        if label.namespace_id in self._erased:
-            return False
         namespace = catalog.namespaces[label.namespace_id]
+        if self._core.is_erased(namespace):
+            return False
         row = namespace.rows.get(label.prefix_hash, NO_ROW)
         if row == NO_ROW:
             row = self._add(namespace, label)

@@ -18,6 +18,7 @@ from kvtier.appliance.host.wiring import SPARE_CONNECTIONS
 from kvtier.appliance.preflight import probes
 from kvtier.appliance.server.ports import AppliedPolicy
 from kvtier.clients import Client, Geometry, NamespaceIdentity
+from kvtier.clients.errors import PermissionDenied
 from kvtier.tiers.block import Tier
 
 from ..loops import DaemonThread
@@ -33,7 +34,7 @@ NAMES = [hashlib.sha256(bytes([i])).digest() for i in range(NUM_BLOCKS)]
 class Scene:
     """A daemon with a policy file, and some blocks in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **sections: Any) -> None:
         self.file = folder / "policy.yaml"
         self.target = f"unix://{folder}/k.sock"
         self.policy: dict[str, Any] = {
@@ -45,6 +46,7 @@ class Scene:
                 "dram": {"capacity": "16MiB", "extent": "2MiB"},
                 "nvme": {"path": str(folder / "nvme"), "capacity": "16MiB", "segment": "2MiB"},
             },
+            **sections,
         }
         self.nvme = folder / "nvme"
         self.write()
@@ -264,3 +266,25 @@ def test_reloads_under_load_fail_nobody_and_leak_nothing(tmp_path: Path) -> None
 )
 def test_what_the_log_says_of_a_change(value: object, words: str) -> None:
     assert reload_module.brief(value) == words
+
+
+def test_a_tenant_that_leaves_the_policy_is_refused_over_the_connection_that_it_has(tmp_path: Path) -> None:
+    """Engines keep theirs for days. A policy that leaves the tenant what it was closes none."""
+    scene = Scene(tmp_path, tenants={"acme": {"members": [f"uid:{os.getuid()}"]}})
+    payload = np.ones(IDENTITY.geometry.block_bytes, np.uint8)
+    with scene.thread, Client(scene.target) as client:
+        namespace = client.register(IDENTITY)
+        client.put(namespace, NAMES[:1], payload)
+        local = scene.thread.daemon.local
+        assert local is not None
+        scene.apply(scene.text(leases={"ttl": "9s"}))
+        assert client.get(namespace, NAMES[:1]).num_blocks == 1
+        assert "tenant changed" not in local.counters
+        scene.policy["tenants"] = {"other": {"members": ["uid:12345"]}}
+        scene.apply(scene.text())
+        assert local.counters["tenant changed"] == 1
+        with pytest.raises(PermissionDenied, match="NO_TENANT"):  # what it has mapped it could read until now
+            client.put(namespace, NAMES[1:2], payload)
+        for call in (client.get, client.lookup):
+            with pytest.raises(PermissionDenied, match="NO_TENANT"):
+                call(namespace, NAMES[:1])

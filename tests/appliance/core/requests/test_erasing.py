@@ -14,6 +14,7 @@ from kvtier.tiers.base import Cause
 from kvtier.tiers.block import NamespaceIdentity, Tier
 
 from ..rig import CLIENT, GEOMETRY, STORED, Rig, hashes
+from .fetching import searches, with_hosts
 
 
 def erase(rig: Rig, tenant: str = "") -> int:
@@ -256,3 +257,18 @@ def test_a_retry_is_not_answered_with_what_was_erased_meanwhile() -> None:
     late = rig.acquire(mine, request_id="once")
     assert rig.answer(late).num_blocks == 0
     assert list(rig.answer(late).ready) == []
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_nothing_of_an_erased_tenant_comes_back_from_other_hosts(is_known: bool) -> None:
+    """Those that are erased a moment later may still have it, also of models that nobody used here yet."""
+    rig, chain = with_hosts(), hashes("elsewhere", 16)
+    identity = NamespaceIdentity(b"n" * 16, GEOMETRY)
+    if is_known:
+        rig.do(ev.NamespaceRegistered(rig.call(), identity))
+    finish_erasing(rig, erase(rig))
+    rig.do(ev.NamespaceRegistered(call := rig.call(), identity))
+    rig.namespace_id = rig.answer(call).namespace_id
+    call = rig.acquire(chain, load_anyway=True)
+    assert not searches(rig)
+    assert rig.answer(call).num_blocks == 0

@@ -49,7 +49,7 @@ def test_what_ends_the_beginning_of_a_long_chain_lets_its_acquire_go(how: str) -
     if how == "source":
         rig.do(ev.SourceChanged(False))
     else:
-        rig.planner.fetches.erased.add(rig.namespace_id)
+        rig.do(ev.TenantErased(rig.call(), ""))
     assert len(begin_all(rig)) < LONG
     assert rig.answer(call).num_blocks < len(chain)
 
