@@ -79,7 +79,7 @@ class TenantAdmin:
             try:
                 try:
                     num_bundles = await source.erase(tenant)
-                    done = f"in {source.status().address} its key is destroyed, {num_bundles} bundles are deleted"
+                    done = f"in {source.status().address} its key is gone, {num_bundles} bundles are deleted"
                     log.info("erasing %s: %s", tenant or COMMON, done)
                 except StoreError as problem:
                     failure = str(problem)
