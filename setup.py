@@ -65,7 +65,7 @@ def native_module() -> Extension:
         [str(path) for path in sorted(PACKAGE.glob("native/*.c"))],
         depends=[*map(str, sorted(PACKAGE.glob("native/*.h"))), "setup.py"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
-        extra_compile_args=["-O3", "-g0", "-fvisibility=hidden"],
+        extra_compile_args=["-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-psabi"],
         extra_link_args=["-Wl,--build-id=none"],  # the same sources make the same wheel
         py_limited_api=True,
         optional=True,

@@ -9,6 +9,7 @@
     OneSidedReader.read_run        a get without a call
     BlockTable                     rows of the catalog by name
     RingIo                         reads of files at the same time
+    TransformSegment               transform coding, encode and decode
 
 Each function has its twin in Python at the place that calls it, which is the reference: both run the same
 contract tests, and without a compiler only speed is missing. KVTIER_NATIVE=off takes the twins.

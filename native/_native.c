@@ -293,7 +293,7 @@ static PyObject *order_stores(PyObject *module, PyObject *unused) {
 
 PyDoc_STRVAR(use_doc,
              "use(name, /)\n--\n\n"
-             "Copy with the instructions called so (avx512, avx2, neon, plain); None: the best. For tests.\n"
+             "Take the instructions called so (avx512, avx2, neon, plain); None: the best. For tests.\n"
              "Return whether this processor has them.");
 
 static PyObject *use(PyObject *module, PyObject *args) {
@@ -301,7 +301,7 @@ static PyObject *use(PyObject *module, PyObject *args) {
     (void)module;
     if (!PyArg_ParseTuple(args, "z", &name)) return NULL;
     copy_blocks *found = best_copy_blocks(name);
-    if (found) copy_blocks_here = found;
+    if (found) copy_blocks_here = found, use_transform(name);
     return PyBool_FromLong(found != NULL);
 }
 
@@ -321,6 +321,8 @@ static PyMethodDef METHODS[] = {
     {"open_ring", open_ring, METH_VARARGS, open_ring_doc},
     {"begin_reads", begin_reads, METH_VARARGS, begin_reads_doc},
     {"wait_read", wait_read, METH_VARARGS, wait_read_doc},
+    {"encode_transform", encode_transform, METH_VARARGS, encode_transform_doc},
+    {"decode_transform", decode_transform, METH_VARARGS, decode_transform_doc},
     {"order_stores", order_stores, METH_NOARGS, order_stores_doc},
     {"use", use, METH_VARARGS, use_doc},
     {NULL, NULL, 0, NULL},
@@ -336,6 +338,7 @@ static int prepare(PyObject *module) {
         if (!attribute_names[i] && !(attribute_names[i] = PyUnicode_InternFromString(ATTRIBUTE_NAMES[i]))) return -1;
     make_crc_tables();
     copy_blocks_here = best_copy_blocks(NULL);
+    use_transform(NULL);
     return 0;
 }
 

@@ -30,4 +30,9 @@ PyObject *begin_reads(PyObject *module, PyObject *args);
 PyObject *wait_read(PyObject *module, PyObject *args);
 extern const char open_ring_doc[], begin_reads_doc[], wait_read_doc[];
 
+PyObject *encode_transform(PyObject *module, PyObject *args);
+PyObject *decode_transform(PyObject *module, PyObject *args);
+void use_transform(const char *name);
+extern const char encode_transform_doc[], decode_transform_doc[];
+
 #endif

@@ -33,6 +33,8 @@ FUNCTIONS = (
     "open_ring",
     "begin_reads",
     "wait_read",
+    "encode_transform",
+    "decode_transform",
     "order_stores",
     "use",
 )
