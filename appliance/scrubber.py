@@ -25,6 +25,7 @@ from ..v1.shm import extent_of, slot_of
 from .appliance import Appliance
 from .core.events import FragmentsDamaged
 from .core.results import DamagedBlock, DamageResult
+from .tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -77,18 +78,17 @@ class Scrubber:
         self._appliance = appliance
         self._verifiers = verifiers
         self._pool = make_pool(1, "kvtier-scrub", in_background=True)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: Tasks[None] = Tasks()
         self.tiers = {tier: TierScrubs(tier) for tier in verifiers}
 
     def start(self) -> None:
         """Begin to read in the background."""
-        self._tasks = [asyncio.create_task(self._scrub(tier)) for tier in self._verifiers]
+        for tier in self._verifiers:
+            self._tasks.start(self._scrub(tier))
 
     async def stop(self) -> None:
         """End what reads, before the tiers are closed. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=False)
 
     async def verify(self, tier: Tier) -> AsyncGenerator[ScrubPass, None]:

@@ -24,6 +24,7 @@ from ..core.events import TenantErased
 from ..core.results import CountResult
 from ..errors import error
 from ..persisted.namespace_book import NamespaceBook
+from ..tasks import Tasks
 from ..transfer.object_edge import ObjectEdge
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class TenantAdmin:
         self._tenants = tenants
         self._book = book
         self.source: ObjectEdge | None = None  # an object store, where there is one
-        self._erasing: set[asyncio.Task[pb.EraseTenantResponse]] = set()
+        self._erasing: Tasks[pb.EraseTenantResponse] = Tasks()
         self._turn = asyncio.Lock()
 
     async def erase(self, name: str) -> pb.EraseTenantResponse:
@@ -64,10 +65,8 @@ class TenantAdmin:
                 "the segments; set encryption.master_key for what is to come"
             )
             raise error("NOT_ENCRYPTED", message)
-        erasing = asyncio.create_task(self._erase(tenant, store if isinstance(store, ColdStore) else None))
-        self._erasing.add(erasing)
-        erasing.add_done_callback(self._erasing.discard)
-        return await asyncio.shield(erasing)
+        work = self._erase(tenant, store if isinstance(store, ColdStore) else None)
+        return await asyncio.shield(self._erasing.start(work))
 
     async def _erase(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
         async with self._turn:  # a second call destroys the key that the first one allowed

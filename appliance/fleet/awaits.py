@@ -18,6 +18,7 @@ from ...tiers.block import tenant_of
 from ...v1 import peer_pb2 as pb
 from ..core.events import BlocksTold, Event
 from ..core.instructions import AwaitBlocks, StopAwaiting
+from ..tasks import end
 from .finding import KnownHosts
 from .fleet_host import FleetHost, is_cancelled
 
@@ -50,10 +51,8 @@ class Awaits:
 
     async def stop(self) -> None:
         """Listen to nothing any more. Idempotent."""
-        tasks, self._tasks = list(self._tasks.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks, self._tasks = self._tasks, {}
+        await end(tasks.values())
 
     async def _follow(self, work: AwaitBlocks) -> None:
         """Pass on what a host tells, until it has told of all blocks, is gone, or time is over."""

@@ -25,6 +25,7 @@ from ...sources.peers.sending import send_payloads
 from ...tiers.codecs.streaming import CHECKSUM_BYTES, Encoded, StreamChoice, StreamEncoder
 from ..errors import StartError
 from ..server.unix_listener import rest
+from ..tasks import end
 from .fleet_tls import FleetTls
 from .tickets import MAX_TICKETS, DataTicket, PeerService
 
@@ -78,9 +79,7 @@ class DataListener:
             self._loop.remove_reader(self._listener)
             self._listener.close()
         await asyncio.to_thread(self._senders.shutdown)
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await end(self._connections)
         await asyncio.to_thread(self._prover.shutdown)
 
     def _accept(self) -> None:

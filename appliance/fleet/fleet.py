@@ -1,6 +1,5 @@
 """Fleet: the parts of this host's side of a fleet, started and stopped together."""
 
-import asyncio
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from ...v1.addresses import socket_path
 from ..appliance import Appliance
 from ..config import Settings
 from ..errors import StartError
+from ..tasks import Tasks
 from .awaits import Awaits
 from .data_listener import DataListener
 from .fleet_tls import FleetTls
@@ -72,7 +72,7 @@ class Fleet:
         self.edge = PeerEdge(self.hosts, engines, appliance.step, appliance.clock, self._tls)
         self.awaits = Awaits(self.hosts, appliance.step, appliance.clock)
         self.writer: HoldingsWriter | None = None
-        self._running: list[asyncio.Task[None]] = []
+        self._running: Tasks[None] = Tasks()
         self._listener: DataListener | None = None
         self._service: PeerService | None = None
         self._pushing: Pushing | None = None
@@ -128,23 +128,20 @@ class Fleet:
         if self._settings.peers.transport == "nixl":
             self._pushing = self.edge.pushing = service.pushing = Pushing(self._appliance.clock)
         self._listener = DataListener(host, port, service, self._tls, self._appliance.clock)
-        create_task = asyncio.get_running_loop().create_task
         if self.index is not None:
             holdings = service.holdings
             self.writer = HoldingsWriter(
                 self.index, self._epoch, lambda: holdings.watch(None, in_bundles=True)
             )
-            self._running.append(create_task(self.writer.run()))
+            self._running.start(self.writer.run())
         else:
-            self._running.append(create_task(self._members.run()))
+            self._running.start(self._members.run())
         if self.meeting is not None:
-            self._running.append(create_task(self.meeting.run()))
+            self._running.start(self.meeting.run())
 
     async def stop(self) -> None:
         """End every connection; nothing is read from or written to memory afterwards. Idempotent."""
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._running.stop()
         if self.meeting is not None:
             await self.meeting.stop()
         await self.hosts.stop()

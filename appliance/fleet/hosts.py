@@ -17,6 +17,7 @@ from ...sources.directories.records import refusal_of
 from ...sources.peers.inventory import NAME_BYTES, HostInventory, short_names
 from ...v1 import peer_pb2 as pb
 from ...v1.peer_pb2_grpc import PeerServiceStub
+from ..tasks import end
 from .finding import ChainPart, Held
 from .fleet_host import FleetHost, open_channel
 from .fleet_tls import FleetTls
@@ -69,10 +70,8 @@ class Hosts:
 
     async def stop(self) -> None:
         """Watch nothing any more. Idempotent."""
-        tasks, self._watching = list(self._watching.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks, self._watching = self._watching, {}
+        await end(tasks.values())
         for host in self.by_address.values():
             host.forget("this host stops")
 

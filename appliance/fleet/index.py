@@ -26,6 +26,7 @@ from ...sources.peers.inventory import NAME_BYTES
 from ...v1.peer_pb2_grpc import PeerServiceStub
 from ..core.remembered import Remembered
 from ..core.shares import Shares
+from ..tasks import Tasks
 from .finding import ChainPart, Held
 from .fleet_host import FleetHost, open_channel
 from .fleet_tls import FleetTls
@@ -63,10 +64,10 @@ class IndexedHosts:
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._known: Remembered[bytes, tuple[frozenset[int], float]] = Remembered(MAX_KNOWN)
         self._told: Remembered[tuple[int, bytes, bytes], float] = Remembered(MAX_KNOWN)  # until when
-        self._looks: set[asyncio.Task[list[frozenset[int]]]] = set()
+        self._looks: Tasks[list[frozenset[int]]] = Tasks()
         self._shares = Shares(MAX_LOOKS)  # of them, by tenant
-        self._closing: set[asyncio.Task[None]] = set()
-        self._is_open = False
+        self._closing: Tasks[None] = Tasks()
+        self.is_open = False  # whether the index is asked
         self._is_proven = False  # a look has succeeded since it was opened
         self._pause_s = PAUSE_S
         self._closed_until = 0.0
@@ -81,12 +82,7 @@ class IndexedHosts:
 
     def live(self) -> list[FleetHost]:
         """See KnownHosts."""
-        return [host for host in self._lives.values() if host.is_live] if self._is_open else []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the index is asked."""
-        return self._is_open
+        return [host for host in self._lives.values() if host.is_live] if self.is_open else []
 
     def at(self, address: str) -> FleetHost | None:
         """See KnownHosts. Of two lives the one that was met last."""
@@ -105,9 +101,7 @@ class IndexedHosts:
         for life in [one for one, host in self._lives.items() if (one, host.address) not in there]:
             self._lives.pop(life).forget("it is in the directory no more")
             if (channel := self._channels.pop(life, None)) is not None:
-                task = asyncio.get_running_loop().create_task(channel.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                self._closing.start(channel.close())
         for life in lives.keys() - self._lives.keys():
             self._lives[life] = self._met(lives[life])
         self._changed()
@@ -139,19 +133,19 @@ class IndexedHosts:
 
     def directory_answers(self) -> None:
         """Look again, unless looks failed a moment ago."""
-        if not self._is_open and self._clock() >= self._closed_until:
-            self._is_open, self._is_proven = True, False
+        if not self.is_open and self._clock() >= self._closed_until:
+            self.is_open, self._is_proven = True, False
             self._changed()
 
     def _fail(self, problem: str) -> None:
         """Look no more for a while."""
         self.counters["index_failed"] += 1
-        if not self._is_open:
+        if not self.is_open:
             return
         if self._is_proven:
             log.warning("the index is not asked; what other hosts hold is not known: %s", problem)
             self._pause_s = PAUSE_S
-        self._is_open = False
+        self.is_open = False
         self._closed_until = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         self._known = Remembered(MAX_KNOWN)
@@ -160,13 +154,11 @@ class IndexedHosts:
 
     async def stop(self) -> None:
         """See KnownHosts."""
-        self._is_open = False
-        for task in self._looks:
-            task.cancel()
-        await asyncio.gather(*self._looks, return_exceptions=True)
+        self.is_open = False
+        await self._looks.stop()
         await asyncio.sleep(0)  # their answers are given
         self.set_lives({})
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._closing.settle()
 
     # --------------------------------------------------------------------------------------- looks
 
@@ -177,7 +169,7 @@ class IndexedHosts:
             return
         names = part.bundle_names()[:MAX_BUNDLES]
         keys = [bundle_key(part.digest, name[:NAME_BYTES]) for name in names]
-        known = self._from_memory(part.tenant, keys) if self._is_open else []
+        known = self._from_memory(part.tenant, keys) if self.is_open else []
         if known is not None:
             answer(self._held(part, known))
             return
@@ -185,15 +177,12 @@ class IndexedHosts:
             self.counters["index_looks_left_out"] += 1
             answer({})
             return
-        task = asyncio.get_running_loop().create_task(self._look(part.tenant, keys))
-        self._looks.add(task)
 
         def ended(look: asyncio.Task[list[frozenset[int]]]) -> None:
-            self._looks.discard(look)
             self._shares.give(part.tenant, 1)
             answer(self._held(part, [] if look.cancelled() else look.result()))
 
-        task.add_done_callback(ended)
+        self._looks.start(self._look(part.tenant, keys)).add_done_callback(ended)
 
     def _tellers_of(self, part: ChainPart) -> Held:
         """Return the hosts that told of all these blocks."""

@@ -12,13 +12,14 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Final
 
 from ...sources.directories.addresses import DirectoryError
 from ...sources.directories.redis_index import KEY_TTL_S, HolderIndex, bundle_key
 from ...sources.peers.inventory import NAME_BYTES, HostInventory
 from ...v1 import peer_pb2 as pb
+from ..tasks import happens_within
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +88,7 @@ class HoldingsWriter:
                 log.error("what this host holds was not written into the index", exc_info=failure)
             self.counters["index_writes_failed"] += 1
             self.is_failing = True
-            with suppress(TimeoutError):
-                async with asyncio.timeout(retry_s * (0.5 + random.random() / 2)):
-                    await self._is_due.wait()
+            await happens_within(self._is_due, retry_s * (0.5 + random.random() / 2))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 
     async def _follow(self) -> None:

@@ -16,6 +16,8 @@ from typing import Final
 
 from ...sources.directories.addresses import DirectoryError
 from ...sources.directories.records import BEAT_S, CALL_S, MAX_RECORDS, TTL_S, HostDirectory, HostRecord, Met
+from ...v1.addresses import join_port
+from ..tasks import happens_within
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +100,7 @@ class Meeting:
                 self._failed(problem)
             pause_s = (RETRY_S if self.problem else BEAT_S) * (0.75 + random.random() / 4)
             self._is_due.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._is_due.wait()
+            await happens_within(self._is_due, pause_s)
 
     async def stop(self) -> None:
         """Leave the directory, if that is quick, and close it. `run` has ended."""
@@ -168,4 +168,4 @@ def own_address(listen: str, directory: tuple[str, int]) -> str:
     with socket.socket(family, kind) as probe:
         probe.connect(target)  # sends nothing
         found = probe.getsockname()[0]
-    return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
+    return join_port(found, port)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from ...v1.addresses import join_port
+
 log = logging.getLogger(__name__)
 
 RESOLVE_S: Final = 10.0
@@ -79,7 +81,7 @@ class FleetMembers:
                 problem = str(failure)
             else:
                 problem = ""
-                self._resolved[name] = frozenset(_joined(one, port) for one in found)
+                self._resolved[name] = frozenset(join_port(one, port) for one in found)
                 self._tell()
             await asyncio.sleep(RESOLVE_S)
 
@@ -87,10 +89,6 @@ class FleetMembers:
 def _look_up(host: str) -> set[str]:
     """Return the addresses of a name. Blocks; raises OSError, UnicodeError for what no name can be."""
     return {str(answer[4][0]) for answer in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-
-
-def _joined(address: str, port: str) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _is_numeric(name: str) -> bool:

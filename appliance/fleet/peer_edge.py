@@ -36,6 +36,7 @@ from ...v1.shm import CHECKSUM_BYTES
 from ..core.events import CopyFinished, Event, SourceChanged, SourceSearched
 from ..core.instructions import FetchBundle, SearchBundles
 from ..core.remembered import Remembered
+from ..tasks import Tasks
 from ..transfer.object_edge import ObjectEdge, Work
 from .finding import ChainPart, Held, KnownHosts
 from .fleet_host import DISTRUST_S, FleetHost, is_cancelled
@@ -113,7 +114,7 @@ class PeerEdge:
         #: In the store, until when; by digest and name.
         self._missing: Remembered[tuple[bytes, bytes], float] = Remembered(MAX_MISSING)
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kvtier-fetch")
-        self._fetches: set[asyncio.Task[None]] = set()
+        self._fetches: Tasks[None] = Tasks()
         self._is_stopping = threading.Event()
         self.counters: Counter[str] = Counter()
 
@@ -124,9 +125,7 @@ class PeerEdge:
         if isinstance(work, SearchBundles):
             self._search(work)
         elif isinstance(work, FetchBundle):
-            task = self._loop.create_task(self._fetch(work))
-            self._fetches.add(task)
-            task.add_done_callback(self._fetches.discard)
+            self._fetches.start(self._fetch(work))
         else:
             assert self.store is not None
             self.store.execute(work)
@@ -134,9 +133,7 @@ class PeerEdge:
     async def stop(self) -> None:
         """Wait for the threads, which read nothing more. Idempotent."""
         self._is_stopping.set()
-        for task in self._fetches:
-            task.cancel()
-        await asyncio.gather(*self._fetches, return_exceptions=True)
+        await self._fetches.stop()
         await asyncio.to_thread(self._pool.shutdown)
 
     # ------------------------------------------------------------------------------- what can be asked

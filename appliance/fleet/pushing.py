@@ -34,6 +34,7 @@ from ...tiers.base import Buffer, CopyError
 from ...tiers.codecs.base import Shape
 from ...tiers.payload import copy_and_checksum
 from ...v1 import peer_pb2 as pb
+from ..tasks import Tasks, end
 from .fleet_host import FleetHost, is_cancelled
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Pushing:
         self._clock = clock
         self._process: NixlProcess | None = None  # while it can be used
         self._copiers = ThreadPoolExecutor(NUM_SLOTS, thread_name_prefix="kvtier-push")
-        self._pushes: set[asyncio.Task[pb.PushBlocksResponse]] = set()  # into landing memory
+        self._pushes: Tasks[pb.PushBlocksResponse] = Tasks()  # into landing memory
         self._keeping = self._loop.create_task(self._keep())
         self.counters: Counter[str] = Counter()
 
@@ -82,9 +83,8 @@ class Pushing:
 
     async def stop(self) -> None:
         """End the process; no memory is read or written afterwards. Idempotent."""
-        for task in (self._keeping, *self._pushes):
-            task.cancel()
-        await asyncio.gather(self._keeping, *self._pushes, return_exceptions=True)
+        await end([self._keeping])
+        await self._pushes.stop()
         await asyncio.to_thread(self._copiers.shutdown)
 
     async def _keep(self) -> None:
@@ -158,9 +158,7 @@ class Pushing:
             address=process.address + slot,
             length=num_bytes,
         )
-        push = self._loop.create_task(self._asked(process, host, request, within_s))
-        self._pushes.add(push)
-        push.add_done_callback(self._pushes.discard)
+        push = self._pushes.start(self._asked(process, host, request, within_s))
         is_here = False
         try:
             await asyncio.wait({push}, timeout=max(0.0, deadline_at - now))

@@ -20,6 +20,7 @@ from ...tiers.memory.engine import ExtentEngine
 from ...v1.shm import place_of
 from ..appliance import Appliance
 from ..core.events import ExtentFound, FoundVerified, ViewsEnded
+from ..tasks import Tasks
 from .assembly import Assembly
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Adoption:
         self._extents = extents if assembly.book is not None else []
         self._are_headers_read = asyncio.Event()
         self.is_verified = asyncio.Event()  # nothing is left to be verified
-        self._waited_for: set[asyncio.Task[None]] = set()
+        self._waited_for: Tasks[None] = Tasks()
         self._num_right = self._right_bytes = 0  # fragments that have their checksum
 
     async def run(self) -> None:
@@ -88,16 +89,11 @@ class Adoption:
         """Return what to wait for before these blocks are looked up; None if none of them is unverified."""
         if self._are_headers_read.is_set() and not self._found.unverified(namespace_id, hashes):
             return None
-        task = asyncio.ensure_future(self._verify(namespace_id, hashes))
-        self._waited_for.add(task)
-        task.add_done_callback(self._waited_for.discard)
-        return task
+        return self._waited_for.start(self._verify(namespace_id, hashes))
 
     async def stop(self) -> None:
         """End the verifications that requests wait for."""
-        for task in self._waited_for:
-            task.cancel()
-        await asyncio.gather(*self._waited_for, return_exceptions=True)
+        await self._waited_for.stop()
 
     def _views_of(self, extents: Iterable[tuple[Tier, int]]) -> frozenset[tuple[Tier, int]]:
         """Return those of these extents that clients may still view."""

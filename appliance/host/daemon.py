@@ -42,6 +42,7 @@ from ..server.grpc_server import EventsService, GrpcServer
 from ..server.listeners import Listeners
 from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, PutBuffers
+from ..tasks import Tasks, end
 from .adoption import Adoption
 from .assembly import Assembly, begin
 from .policy_watch import watch
@@ -108,7 +109,7 @@ class Daemon:
         self._drain_began: tuple[int, int] | None = None  # leases then, blocks ever stored in the cold store
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
-        self._watching: list[asyncio.Task[None]] = []
+        self._watching: Tasks[None] = Tasks()
         self.adoption = Adoption(self.appliance, assembly)
         self.service.verify_found = self.adoption.verify
         self._adopting: asyncio.Task[None] | None = None
@@ -163,7 +164,7 @@ class Daemon:
         view.rotation, view.scrubs = self.rotation, self.scrubber.tiers
         view.source, view.fleet = self.source, self.fleet
         view.state_listeners.append(self._report)
-        self._reports: set[asyncio.Task[None]] = set()
+        self.reports: Tasks[None] = Tasks()  # until gRPC's health says what was last noticed
         self.observability = Observability(view, settings.observe, self.access, self._rank_path)
 
     def _handlers(self) -> Mapping[str, Sequence[object]]:
@@ -242,7 +243,7 @@ class Daemon:
 
         def watch_one(paths: Iterable[Path | None], changed: Callable[[], Awaitable[object]]) -> None:
             if present := [path for path in paths if path is not None]:
-                self._watching.append(asyncio.create_task(watch(present, changed)))
+                self._watching.start(watch(present, changed))
 
         async def use_master_keys() -> None:
             assert rotation is not None
@@ -322,18 +323,12 @@ class Daemon:
         """Close every connection, then every tier. Idempotent."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._adopting is not None:
-            self._adopting.cancel()
-            await asyncio.gather(self._adopting, return_exceptions=True)
-            await self.adoption.stop()
-        if self._selecting_codecs is not None:
-            self._selecting_codecs.cancel()
-            await asyncio.gather(self._selecting_codecs, return_exceptions=True)
-        for watching in self._watching:
-            watching.cancel()
+        await end([self._adopting, self._selecting_codecs])
+        await self.adoption.stop()
+        self._watching.cancel()
         await self.reload.close()
         await self.observability.stop()
-        await self.settle_reports()
+        await self.reports.settle()
         self.events.close()
         self.accesses.close()
         await self.grpc.stop(CLOSE_GRACE_S)
@@ -404,12 +399,7 @@ class Daemon:
         """Set gRPC's health to what /readyz says."""
         if state not in (READY, DRAINING):
             log.error("not ready: %s %s", state, ", ".join(self.observability.view.health.stalled))
-        self._reports.add(task := asyncio.get_running_loop().create_task(self.grpc.report(state == READY)))
-        task.add_done_callback(self._reports.discard)
-
-    async def settle_reports(self) -> None:
-        """Wait until gRPC's health says what was last noticed."""
-        await asyncio.gather(*self._reports)
+        self.reports.start(self.grpc.report(state == READY))
 
     def _adopt_profiles(self) -> None:
         """Use the profiles that the reload has read."""

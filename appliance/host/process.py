@@ -21,6 +21,7 @@ from ..config import HostShare, Loaded, Settings, Tiers
 from ..config.units import about_bytes
 from ..errors import StartError
 from ..observability.logs import configure
+from ..tasks import Tasks, end
 from .assembly import begin
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Signals:
         self.num_endings = 0
         self._daemon: Daemon | None = None
         self._draining: asyncio.Task[DrainResult] | None = None
-        self._reloads: set[asyncio.Task[AppliedPolicy | None]] = set()
+        self._reloads: Tasks[AppliedPolicy | None] = Tasks()
         self._loop = asyncio.get_running_loop()
         for number in _ENDING:
             self._loop.add_signal_handler(number, self._end)
@@ -144,9 +145,7 @@ class Signals:
 
     async def stop_draining(self) -> None:
         """End a drain that still waits for others."""
-        if self._draining is not None:
-            self._draining.cancel()
-            await asyncio.gather(self._draining, return_exceptions=True)
+        await end([self._draining])
 
     def close(self) -> None:
         """Leave signals to Python again."""
@@ -168,8 +167,7 @@ class Signals:
 
     def _read_policy_again(self) -> None:
         if self._daemon is not None:  # else it is being read
-            self._reloads.add(task := self._loop.create_task(self._daemon.reload.from_file()))
-            task.add_done_callback(self._reloads.discard)
+            self._reloads.start(self._daemon.reload.from_file())
 
 
 def keep_freed_memory() -> None:

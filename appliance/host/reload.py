@@ -41,6 +41,7 @@ from ..preflight.table import RELOAD, examine, failed, sentence
 from ..preflight.verdicts import CheckVerdict
 from ..security.key_rotation import KeyRotation
 from ..server.ports import AppliedPolicy, ReloadStatus
+from ..tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Reload:
         self._planner = appliance.planner
         self._log_tier = self._planner.core.ladder.log_tier
         self._prefault = prefault
-        self._prefaulting: set[asyncio.Task[None]] = set()
+        self._prefaulting: Tasks[None] = Tasks()
         self._turn = asyncio.Lock()
         self._reading: asyncio.Future[Any] | None = None  # what holds the turn, if that is a file
         self._is_closed = False
@@ -119,7 +120,7 @@ class Reload:
         if self._reading is not None:
             self._reading.cancel()
         async with self._turn:
-            await asyncio.gather(*self._prefaulting)
+            await self._prefaulting.settle()
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -180,7 +181,7 @@ class Reload:
                 part(loaded.settings)
             status.generation += 1
             if change.num_units:
-                self._make_memory()
+                self._prefaulting.start(asyncio.to_thread(self._prefault))  # it may be used meanwhile
         self.loaded = loaded
         status.num_applied += 1
         status.applied_at = self._appliance.clock()
@@ -238,12 +239,6 @@ class Reload:
         except ApplianceError:
             await self._appliance.resize_store(self._planner.changes.num_units(self._log_tier))
             raise
-
-    def _make_memory(self) -> None:
-        """Allocate the memory of new extents in the background; they may be used meanwhile."""
-        task = asyncio.create_task(asyncio.to_thread(self._prefault))
-        self._prefaulting.add(task)
-        task.add_done_callback(self._prefaulting.discard)
 
 
 def check_successor() -> None:

@@ -13,7 +13,6 @@ browser (DNS rebinding).
 
 import asyncio
 import contextlib
-import inspect
 import ipaddress
 import logging
 import os
@@ -24,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import h11
 
+from ...v1.addresses import join_port
 from ..errors import StartError
 from .http_access import OPEN_PATHS
 from .http_connections import HttpConnections
@@ -97,7 +97,7 @@ class HttpServer:
     @property
     def address(self) -> str:
         """The address as text, for people."""
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        return f"http://{join_port(self.host, self.port)}"
 
     async def start(self) -> None:
         """Listen. Raises StartError, naming the setting."""
@@ -163,8 +163,7 @@ class HttpServer:
             if request is None:
                 return
             is_head = request.method == b"HEAD"
-            answer = self._answer(request, body, task)
-            await _send(http, writer, await answer if inspect.isawaitable(answer) else answer, is_head)
+            await _send(http, writer, await self._answer(request, body, task), is_head)
             if http.our_state is h11.MUST_CLOSE or http.their_state is not h11.DONE:
                 return
             http.start_next_cycle()
@@ -198,9 +197,7 @@ class HttpServer:
         authorization = dict(request.headers).get(b"authorization", b"").decode("latin-1")
         return path in self._posts and not self._refusal(path, authorization)
 
-    def _answer(
-        self, request: h11.Request, body: bytes, task: asyncio.Task[Any]
-    ) -> HttpResponse | Awaitable[HttpResponse]:
+    async def _answer(self, request: h11.Request, body: bytes, task: asyncio.Task[Any]) -> HttpResponse:
         headers = dict(request.headers)
         if not is_own_name(headers.get(b"host", b"").decode("latin-1")):
             return _error(421, "name this host by its address or as localhost")
@@ -222,22 +219,15 @@ class HttpServer:
             )
         if len(body) > MAX_BODY_BYTES:
             return _error(413, f"the body may have {MAX_BODY_BYTES} bytes; name fewer blocks")
-        if post is not None:
-            return self._posted(parts.path, post(body))
-        assert path is not None
         try:
+            if path is None:
+                assert post is not None
+                return await post(body)
             return path({key: values[-1] for key, values in parse_qs(parts.query).items()})
         except BadRequest as problem:
             return _error(400, str(problem))
         except Exception:
             log.exception("http: %s failed", parts.path)
-            return _error(500, "failed inside the daemon; its log says why")
-
-    async def _posted(self, name: str, answer: Awaitable[HttpResponse]) -> HttpResponse:
-        try:
-            return await answer
-        except Exception:
-            log.exception("http: %s failed", name)
             return _error(500, "failed inside the daemon; its log says why")
 
 

@@ -43,6 +43,7 @@ from ..core.catalog.catalog import NO_ROW, Catalog, NamespaceEntry
 from ..core.events import Event
 from ..core.instructions import BlockChange, Notify
 from ..errors import StartError
+from ..tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class KvEvents:
         self._context = zmq.asyncio.Context()
         self._pub: Any = None
         self._replay: Any = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: Tasks[None] = Tasks()
         self._number = int(time.time() * 1e6)  # of the next batch
         self._gathered: list[dict[str, Any]] = []
         self._is_due = False
@@ -80,7 +81,6 @@ class KvEvents:
 
     def start(self) -> None:
         """Open the sockets. Raises StartError, naming the setting."""
-        run = asyncio.get_running_loop().create_task
         try:
             self._pub = self._context.socket(zmq.XPUB)
             self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # a second subscription to a topic is heard too
@@ -91,20 +91,18 @@ class KvEvents:
                 self._replay.setsockopt(zmq.ROUTER_MANDATORY, 1)  # wait for a slow listener, lose nothing
                 self._replay.bind(self._replay_endpoint)
                 _keep_private(self._replay_endpoint)
-                self._tasks.append(run(self._answer_replays()))
+                self._tasks.start(self._answer_replays())
         except zmq.ZMQError as problem:
             raise StartError(
                 f"cannot publish at {self._endpoint} ({problem}); change `observe.kv_events`"
             ) from problem
-        self._tasks.append(run(self._greet()))
+        self._tasks.start(self._greet())
         self._gathered.append(CLEARED)
         self.publish()
 
     async def stop(self) -> None:
         """Close the sockets. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
         for socket in (self._pub, self._replay):
             if socket is not None:
                 socket.close(linger=0)

@@ -10,7 +10,6 @@ that was not understood is overwritten by the next one.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from ...tiers.durable import write_whole
 from ...v1.files import read_regular_file
+from ..tasks import happens_within
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,5 @@ class LearnedFile:
 
     async def _run(self) -> None:
         while not self._closing.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
-                    await self._closing.wait()
+            await happens_within(self._closing, self._interval_s)
             await self.keep()

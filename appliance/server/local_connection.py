@@ -24,6 +24,7 @@ from ...tiers.block import tenant_of
 from ...v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
 from ..errors import REASONS, ApplianceError, error, to_detail
 from ..security.callers import Caller
+from ..tasks import Tasks
 from .call_latency import LOCAL, OK, TRACEPARENT, CallLatencies
 from .local_turns import Turns
 from .ports import StreamedAnswers
@@ -66,7 +67,7 @@ class LocalConnection:
         self._num_unsent_bytes = 0
         self._is_writing = False
         self._num_pauses = 0  # reasons not to read: unsent answers, an attach in progress
-        self._streams: set[asyncio.Task[None]] = set()
+        self._streams: Tasks[None] = Tasks()
         self._pidfd = _pidfd(connection, self.pid)
         self._loop.add_reader(connection, self._on_readable)
         if self._pidfd >= 0:
@@ -212,9 +213,7 @@ class LocalConnection:
 
     def stream(self, frame: Frame, replies: StreamedAnswers) -> None:
         """Send the answers of an acquire, or of a get into pages, as they come."""
-        task = self._loop.create_task(self._stream(frame, replies))
-        self._streams.add(task)
-        task.add_done_callback(self._streams.discard)
+        self._streams.start(self._stream(frame, replies))
 
     async def _stream(self, frame: Frame, replies: StreamedAnswers) -> None:
         try:
@@ -238,8 +237,7 @@ class LocalConnection:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
         self._socket.close()
-        for task in self._streams:
-            task.cancel()
+        self._streams.cancel()
         self._began.clear()
         self._decoder = Decoder()
         for _, fds in self._unsent:

@@ -31,6 +31,7 @@ from ..security import request_checks as checks
 from ..security.callers import Caller, CallRates, domain_in
 from ..security.principals import Authenticator
 from ..security.rights import limited_calls
+from ..tasks import Tasks
 from ..transfer.lanes import Route
 from .cache_service import CacheService
 from .local_connection import LocalConnection, peer_of
@@ -89,7 +90,7 @@ class LocalServer:
         self._strangers: set[LocalConnection] = set()
         self._turns = Turns()
         self._prefaults = asyncio.Semaphore(MAX_PREFAULTS)
-        self._prefaulting: set[asyncio.Task[None]] = set()
+        self._prefaulting: Tasks[None] = Tasks()
         self._domains = OpenDomains(service)
         self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
         self._direct: PagesPort | None = None
@@ -305,9 +306,7 @@ class LocalServer:
             ladder=service.tiers.announcement(),
         )
         connection.reply(frame, response, fds=(staging.descriptor, index))
-        task = asyncio.get_running_loop().create_task(self._prefault(connection, staging))
-        self._prefaulting.add(task)
-        task.add_done_callback(self._prefaulting.discard)
+        self._prefaulting.start(self._prefault(connection, staging))
 
     async def _prefault(self, connection: LocalConnection, staging: StagingExtent) -> None:
         """Allocate a client's staging, a few at a time.

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from ...v1.addresses import join_port
 from ...v1.files import read_regular_file
 from . import etcd_pb2 as pb
 from .addresses import DirectoryAccess, DirectoryAddress, DirectoryError
@@ -132,7 +133,7 @@ class EtcdDirectory:
 
     def _open(self) -> grpc.Channel:
         host, port = self._address.nodes[self._node]
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        target = join_port(host, port)
         options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
         if not self._address.is_tls:
             return grpc.insecure_channel(target, options)

@@ -33,6 +33,11 @@ def check_address(address: object) -> str:
     return match[0]
 
 
+def join_port(host: str, port: int | str) -> str:
+    """Return `host:port`, an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def socket_path(address: str) -> Path | None:
     """Return the path of a unix address, None of any other."""
     return Path(address.removeprefix("unix://")) if address.startswith("unix://") else None

@@ -57,7 +57,7 @@ def _look(shown: Shown, later_s: float = 0.0) -> None:
         view.clock = clock
 
     shown.served.call(look)
-    shown.served.wait(shown.daemon.settle_reports())
+    shown.served.wait(shown.daemon.reports.settle())
 
 
 class _Swallowing:
