@@ -95,9 +95,9 @@ class Operations:
         ticket: int = yield Send(call, request, timeout_s)
         return ticket
 
-    def call(self, attachment: Attachment, call: str, request: Any, timeout_s: float) -> Operation[Any]:
-        """Make a call with one answer; return its message."""
-        ticket = yield from self.send(attachment, call, request, timeout_s)
+    def call(self, attachment: Attachment, call: str, request: Any) -> Operation[Any]:
+        """Make a call with one answer, which may take the client's usual time; return its message."""
+        ticket = yield from self.send(attachment, call, request, self.deadline(None))
         answer = yield from only_answer(ticket)
         return answer.message
 
@@ -188,7 +188,7 @@ class Operations:
         request = kvcache_pb2.RankRequest(
             namespace_id=namespace_id, prefix_hashes=packed, candidates=candidates
         )
-        response = yield from self.call(attachment, "Rank", request, self.deadline(None))
+        response = yield from self.call(attachment, "Rank", request)
         return rank_of(response, len(packed) // HASH_BYTES)
 
     def pin(
@@ -204,14 +204,14 @@ class Operations:
             floor=attachment.tiers.number(floor),
             ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
         )
-        response = yield from self.call(attachment, "Pin", request, self.deadline(None))
+        response = yield from self.call(attachment, "Pin", request)
         return response.pin_id, num_blocks_of(response, len(request.prefix_hashes) // HASH_BYTES)
 
     def unpin(self, pin_id: int) -> Operation[None]:
         """End a pin."""
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.UnpinRequest(pin_id=pin_id)
-        yield from self.call(attachment, "Unpin", request, self.deadline(None))
+        yield from self.call(attachment, "Unpin", request)
 
     def prefetch(
         self, namespace: Namespace | None, hashes: Any, target: Tier | str, deadline_s: float | None
@@ -229,7 +229,7 @@ class Operations:
             target=attachment.tiers.number(target),
             deadline_ms=milliseconds("deadline_s", deadline_s),
         )
-        response = yield from self.call(attachment, "Prefetch", request, self.deadline(None))
+        response = yield from self.call(attachment, "Prefetch", request)
         num_blocks = num_blocks_of(response, len(request.prefix_hashes) // HASH_BYTES)
         return Prefetch(num_blocks, response.num_promoted)
 
@@ -251,7 +251,7 @@ class Operations:
             back_in_ms=milliseconds("back_in_s", back_in_s),
             num_decoded_tokens=whole("num_decoded_tokens", num_decoded_tokens),
         )
-        yield from self.call(attachment, "UpdateSession", request, self.deadline(None))
+        yield from self.call(attachment, "UpdateSession", request)
 
     def fork_session(self, session_id: str, new_session_id: str) -> Operation[int]:
         """Make a session that holds the blocks of another one; return how many."""
@@ -261,7 +261,7 @@ class Operations:
             session_id=text("session_id", session_id),
             new_session_id=text("new_session_id", new_session_id),
         )
-        response = yield from self.call(attachment, "ForkSession", request, self.deadline(None))
+        response = yield from self.call(attachment, "ForkSession", request)
         return int(response.num_blocks)
 
     def end_session(self, session_id: str, archive: bool, num_decoded_tokens: int = 0) -> Operation[int]:
@@ -273,7 +273,7 @@ class Operations:
             archive=bool(archive),
             num_decoded_tokens=whole("num_decoded_tokens", num_decoded_tokens),
         )
-        response = yield from self.call(attachment, "EndSession", request, self.deadline(None))
+        response = yield from self.call(attachment, "EndSession", request)
         return int(response.num_archived)
 
     def touch(self) -> Operation[None]:
@@ -293,7 +293,7 @@ class Operations:
         request = kvcache_pb2.RegisterNamespaceRequest(
             identity=identity_to_wire(identity), prefill=prefill.to_wire() if prefill is not None else None
         )
-        response = yield from self.call(attachment, "RegisterNamespace", request, self.deadline(None))
+        response = yield from self.call(attachment, "RegisterNamespace", request)
         attachment.streams.learn(response)
         return response
 

@@ -126,8 +126,7 @@ class PagesRegistration:
         if self._attachment is not attachment:
             _, own_id = yield from self.operations.begin(self.namespace)
             request = self._request(own_id)
-            timeout_s = self.operations.deadline(None)
-            answer = yield from self.operations.call(attachment, "RegisterPages", request, timeout_s)
+            answer = yield from self.operations.call(attachment, "RegisterPages", request)
             self.registration_id = answer.registration_id
             self._group_events = [self.exporter.open_event(handle) for handle in answer.event_handles]
             self._attachment = attachment
@@ -141,8 +140,7 @@ class PagesRegistration:
             if (yield Attach(connect=False)) is not attachment:
                 return
             with suppress(KvtierError):
-                timeout_s = self.operations.deadline(None)
-                yield from self.operations.call(attachment, "UnregisterPages", request, timeout_s)
+                yield from self.operations.call(attachment, "UnregisterPages", request)
 
     def put(
         self,
@@ -383,8 +381,7 @@ class DirectGet:
             return
         with suppress(KvtierError):
             yield Forget(self._ticket)
-            timeout_s = self._pages.operations.deadline(None)
-            yield from self._pages.operations.call(attachment, "CancelPages", request, timeout_s)
+            yield from self._pages.operations.call(attachment, "CancelPages", request)
 
 
 def _contains(exported: Exported, address: int) -> bool:

@@ -102,8 +102,7 @@ class LeaseState:
                 lease_ids=[self.lease_id],
                 ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
             )
-            timeout_s = self._operations.deadline(None)
-            response = yield from self._operations.call(self.attachment, "KeepAlive", request, timeout_s)
+            response = yield from self._operations.call(self.attachment, "KeepAlive", request)
             expired = self.lease_id in response.expired_lease_ids
         if expired:
             raise NotFound(

@@ -35,7 +35,7 @@ def lookup(operations: Operations, namespace: Namespace, hashes: Any) -> Operati
     if found is not None:
         return found
     request = kvcache_pb2.LookupRequest(namespace_id=namespace_id, prefix_hashes=packed)
-    response = yield from operations.call(attachment, "Lookup", request, operations.deadline(None))
+    response = yield from operations.call(attachment, "Lookup", request)
     num_blocks = num_blocks_of(response, len(packed) // HASH_BYTES)
     return Lookup(
         num_blocks,
