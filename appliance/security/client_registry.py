@@ -90,34 +90,30 @@ class ClientRegistry:
         uid: int,
     ) -> ConnectedClient:
         """Register a connection of the local channel with its staging extent. Raises BusyError."""
-        self._make_room(domain)
-        client = ConnectedClient(self._draw_id(True), name, domain, True, pid=pid, uid=uid)
-        client.staging, client.staging_bytes = staging, staging.num_bytes
-        self._add(client)
-        self._appliance.mover.attach(client.id, routes)
-        self._appliance.step(ClientOpened(client.id, name, True, domain))
-        return client
+        return self._open(name, domain, routes, pid, uid, staging)
 
     def open_pages(self, owner: ConnectedClient, routes: Mapping[Tier, Route]) -> ConnectedClient:
         """Register what holds leases and makes puts for registered pages of `owner`, which it may outlive:
         a device may still be copying. `routes` lead out of the pages. Raises BusyError."""
-        return self._open_inner(f"pages of {owner.name or owner.id}", owner.domain, routes, owner)
+        return self._open(f"pages of {owner.name or owner.id}", owner.domain, routes, owner.pid, owner.uid)
 
     def open_fleet(self, domain: str) -> ConnectedClient:
         """Register what holds blocks of an isolation domain while other hosts read them. Raises BusyError."""
-        return self._open_inner("other hosts", domain, {})
+        return self._open("other hosts", domain, {})
 
-    def _open_inner(
+    def _open(
         self,
         name: str,
         domain: str,
         routes: Mapping[Tier, Route],
-        owner: ConnectedClient | None = None,
+        pid: int = 0,
+        uid: int = -1,
+        staging: StagingExtent | None = None,
     ) -> ConnectedClient:
         self._make_room(domain)
-        client = ConnectedClient(self._draw_id(True), name, domain, True)
-        if owner is not None:
-            client.pid, client.uid = owner.pid, owner.uid
+        client = ConnectedClient(self._draw_id(True), name, domain, True, pid=pid, uid=uid)
+        if staging is not None:
+            client.staging, client.staging_bytes = staging, staging.num_bytes
         self._add(client)
         self._appliance.mover.attach(client.id, routes)
         self._appliance.step(ClientOpened(client.id, client.name, True, client.domain))
