@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from ...policies.baselines.clairvoyant import ReplayOnly
 from ...policies.costs import CostModel
 from ...policies.registry import (
     ADMISSION,
@@ -81,11 +82,14 @@ class Policy(Section):
         choices = [self.choice()]
         for name in self.options:  # of policies that are not in use, too
             others: dict[str, Any] = {kind: name for kind, known in kinds.items() if name in known}
-            if others and name != "clairvoyant":  # that one works in a replay only
+            if others:
                 choices.append(replace(DEFAULT, options=self.options, **others))
         for choice in choices:
             try:
                 build(choice, facts, costs, dict.fromkeys(ladder.tiers, 1 << 30), ladder=ladder)
+            except ReplayOnly as problem:
+                if choice is choices[0]:
+                    return str(problem)
             except ValueError as problem:
                 return str(problem)
         return ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvtier.appliance.config import Settings, SettingsError
+from kvtier.appliance.config import Policy, Settings, SettingsError
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.tiers.block import Tier
 
@@ -457,3 +457,9 @@ def test_a_pool_is_refused_where_what_is_stored_has_to_be_encrypted(tmp_path: Pa
         load(tmp_path, f"{text}encryption: {{master_key: /etc/kvtier/master.key}}\n")
     with pytest.raises(SettingsError, match="mooncake://MASTER:PORT"):
         load(tmp_path, "object: {url: 'mooncake://master'}\n")
+
+
+def test_options_of_a_policy_for_replays_are_checked_like_others() -> None:
+    assert Policy(options={"clairvoyant": {}}).objection() == "", "it is not in use"
+    assert "no option 'depth'" in Policy(options={"clairvoyant": {"depth": 1}}).objection()
+    assert "kvtier replay" in Policy(eviction="clairvoyant").objection()
