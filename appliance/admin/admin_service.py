@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ... import __version__
 from ...v1 import admin_pb2 as pb
@@ -21,6 +21,7 @@ from ..server.ports import ReloadPort
 from .tenant_admin import TenantAdmin
 from .verify_service import scrub_status
 
+Found = TypeVar("Found")
 MAX_WORTHS = 16  # namespaces of which a status tells what their bundles cost
 MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
 
@@ -198,16 +199,8 @@ class AdminService:
 
     def get_story(self, caller: Caller, request: pb.GetStoryRequest) -> pb.GetStoryResponse:
         """Return what happened to a block or session, oldest first."""
-        inspection = self._service.planner.inspection
-        what = request.WhichOneof("what")
-        if what == "block":
-            lines = inspection.story(request.block.namespace_id, _name(request.block))
-        elif what == "session_id":
-            lines = inspection.session_story(request.session_id)
-        else:
-            raise error("BAD_REQUEST", "name a block or a session")
-        if not lines:
-            raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
+        planner = self._service.planner
+        lines = _remembered(request, planner.inspection.story, planner.story.of)
         since = self._view.started_at
         return pb.GetStoryResponse(
             lines=[pb.StoryLine(at_s=line.at - since, what=line.what, why=line.why) for line in lines],
@@ -216,15 +209,8 @@ class AdminService:
 
     def explain(self, caller: Caller, request: pb.ExplainRequest) -> pb.ExplainResponse:
         """Return where the blocks of a name or session are, and why others left."""
-        what = request.WhichOneof("what")
-        if what == "block":
-            found = self._observability.why.block(request.block.namespace_id, _name(request.block))
-        elif what == "session_id":
-            found = self._observability.why.session(request.session_id)
-        else:
-            raise error("BAD_REQUEST", "name a block or a session")
-        if found is None:
-            raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
+        why = self._observability.why
+        found = _remembered(request, why.block, why.session)
         return found.message(self._view.started_at, self._view.clock())
 
     def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
@@ -279,6 +265,25 @@ class AdminService:
         service = self._service
         problems = [*service.planner.check_integrity(), *service.check_integrity()]
         return pb.CheckIntegrityResponse(problems=problems)
+
+
+def _remembered(
+    request: pb.GetStoryRequest | pb.ExplainRequest,
+    of_block: Callable[[int, bytes], Found | None],
+    of_session: Callable[[str], Found | None],
+) -> Found:
+    """Return what is remembered about the block or session of a request. Raises ApplianceError."""
+    match request.WhichOneof("what"):
+        case "block":
+            found = of_block(request.block.namespace_id, _name(request.block))
+        case "session_id":
+            found = of_session(request.session_id)
+        case _:
+            raise error("BAD_REQUEST", "name a block or a session")
+    if not found:
+        noun = "block" if request.HasField("block") else "session"
+        raise error("NOTHING_THERE", f"nothing is remembered about this {noun}")
+    return found
 
 
 def _name(block: pb.BlockName) -> bytes:

@@ -11,10 +11,10 @@ from ...v1 import admin_pb2, kvcache_pb2
 from ...v1.kvcache_pb2_grpc import KVCacheServiceStub
 from ...v1.shm import HASH_BYTES
 from ..config.units import about_bytes, about_duration, count
+from ..observability.daemon_view import of_prefix
 from .output import console, new_table, plain, print_json
 from .target import TIMEOUT_S, Failed, admin, called, json_option, resolve, target_option
 
-PREFIX = "peer_"
 #: Of a host's counters: what is said of it when there is any.
 TROUBLES = {"refused": "refused", "broken": "broken off", "wrong_bytes": "sent other bytes", "lost": "lost"}
 
@@ -161,11 +161,7 @@ def _directory_line(directory: admin_pb2.DirectoryStatus) -> Text:
 
 
 def _counters(answer: admin_pb2.GetStatusResponse) -> dict[str, int]:
-    return {
-        name.removeprefix(PREFIX): number
-        for name, number in sorted(answer.counters.items())
-        if name.startswith(PREFIX)
-    }
+    return of_prefix(answer.counters, "peer_")
 
 
 def hosts_table(answer: admin_pb2.GetStatusResponse) -> Table:

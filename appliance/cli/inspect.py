@@ -51,11 +51,11 @@ def inspect(kind: str, name: str, data: Path | None, target: str | None, as_json
     else:
         name_subject(request, kind, name)
     if data is not None:
-        _show(_read_segment(data, request.segment), as_json)
+        print_outline(_read_segment(data, request.segment), as_json)
         return
     with admin(resolve(target)) as stub:
         answer = stub.Inspect(request, timeout=TIMEOUT_S)
-    _show(json.loads(answer.json), as_json)
+    print_outline(json.loads(answer.json), as_json)
 
 
 def _number(text: Any, least: int, most: int) -> int:
@@ -75,7 +75,8 @@ def _read_segment(data: Path, number: int) -> Any:
         raise Failed(f"cannot read segment {number} in {data}: {error.strerror}") from error
 
 
-def _show(answer: Any, as_json: bool) -> None:
+def print_outline(answer: Any, as_json: bool) -> None:
+    """Print plain values as JSON, or as an outline."""
     if as_json:
         print_json(answer)
     else:

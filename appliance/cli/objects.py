@@ -18,9 +18,9 @@ from ...sources.objects.store import ObjectInfo, ObjectStore
 from ...tiers.base import CopyError
 from ..config.tenants import domain_named
 from ..config.units import about_bytes, count
-from .inspect import outline
+from .inspect import print_outline
 from .objects_expire import expire
-from .objects_target import epoch_option, opened, store_arguments
+from .objects_target import endpoint_option, epoch_option, opened, store_argument
 from .output import console, print_json
 from .target import Failed, json_option
 
@@ -47,7 +47,8 @@ objects.add_command(expire)
 
 
 @objects.command()
-@store_arguments
+@store_argument
+@endpoint_option
 @click.option("--keys", is_flag=True, help="List every bundle by its key.")
 @epoch_option
 @json_option
@@ -104,7 +105,8 @@ def _print_keys(store: ObjectStore, as_json: bool) -> None:
 
 
 @objects.command()
-@store_arguments
+@store_argument
+@endpoint_option
 @click.argument("key")
 @json_option
 def stat(store: str, endpoint: str, key: str, as_json: bool) -> None:
@@ -128,12 +130,7 @@ def stat(store: str, endpoint: str, key: str, as_json: bool) -> None:
             raise Failed(f"{key}: {error}") from error
         except FileNotFoundError:
             raise Failed(f"{key} was deleted meanwhile") from None
-    answer = described(head)
-    if as_json:
-        print_json(answer)
-        return
-    for line in outline(answer):
-        console().print(line, markup=False, soft_wrap=True)
+    print_outline(described(head), as_json)
 
 
 def described(head: BundleHead) -> dict[str, Any]:
@@ -162,7 +159,8 @@ def described(head: BundleHead) -> dict[str, Any]:
 
 
 @objects.command()
-@store_arguments
+@store_argument
+@endpoint_option
 @click.option(
     "--under", default=BUNDLES, show_default=True, metavar="PREFIX", help="Only keys in this folder."
 )
@@ -223,7 +221,8 @@ def _damage_of(store: ObjectStore, one: ObjectInfo) -> str:
 
 
 @objects.command("erase-tenant")
-@store_arguments
+@store_argument
+@endpoint_option
 @click.argument("tenant")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -254,7 +253,8 @@ def erase_tenant_(store: str, endpoint: str, tenant: str, yes: bool, as_json: bo
 
 
 @objects.command()
-@store_arguments
+@store_argument
+@endpoint_option
 @epoch_option
 @json_option
 def check(store: str, endpoint: str, epoch_days: int, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from ...sources.objects.keys import BUNDLES, Epochs
 from ...sources.objects.probe import clock_problem
 from ...sources.objects.store import ObjectInfo, ObjectStore
 from ..config.units import about_bytes, count
-from .objects_target import epoch_option, opened, store_arguments
+from .objects_target import endpoint_option, epoch_option, opened, store_argument
 from .output import console, print_json
 from .target import Failed, json_option
 
@@ -19,7 +19,8 @@ BATCH: Final = 1000  # keys that are deleted in one request
 
 
 @click.command()
-@store_arguments
+@store_argument
+@endpoint_option
 @click.option(
     "--dry-run/--delete",
     "is_dry_run",

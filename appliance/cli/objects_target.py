@@ -1,8 +1,7 @@
 """The store that commands of `kvtier objects` look into: arguments, and how it is opened."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 import click
 
@@ -11,31 +10,23 @@ from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore, StoreLimits
 from .target import Failed
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 #: For a person at a terminal; a cache waits less.
 LIMITS = StoreLimits(connect_s=5.0, idle_s=20.0, request_s=120.0, num_retries=3, retry_s=20.0)
 
-
-def store_arguments(command: Command) -> Command:
-    """Give `command` the argument STORE and the option --endpoint."""
-    option = click.option(
-        "--endpoint",
-        default="",
-        metavar="URL",
-        help="Where an S3-compatible store answers.  [default: AWS_ENDPOINT_URL, or AWS]",
-    )
-    return click.argument("store", metavar="STORE")(option(command))
-
-
-def epoch_option(command: Command) -> Command:
-    """Give `command` the option --epoch-days."""
-    return click.option(
-        "--epoch-days",
-        type=click.IntRange(1, 365),
-        default=1,
-        show_default=True,
-        help="Days of an epoch: they decide which folders are read, and until when.",
-    )(command)
+store_argument = click.argument("store", metavar="STORE")
+endpoint_option = click.option(
+    "--endpoint",
+    default="",
+    metavar="URL",
+    help="Where an S3-compatible store answers.  [default: AWS_ENDPOINT_URL, or AWS]",
+)
+epoch_option = click.option(
+    "--epoch-days",
+    type=click.IntRange(1, 365),
+    default=1,
+    show_default=True,
+    help="Days of an epoch: they decide which folders are read, and until when.",
+)
 
 
 @contextmanager

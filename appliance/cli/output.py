@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from rich.console import Console, JustifyMethod
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from ...v1 import types_pb2
 from ...v1.conversions import WireTiers
@@ -61,6 +62,14 @@ def spread(sizes: list[int], capacity: int, cells: int) -> list[int]:
     while sum(counts) > min(cells, num_taken):
         counts[counts.index(max(counts))] -= 1
     return counts
+
+
+def legend(parts: Iterable[tuple[str, str, str]]) -> Text:
+    """Return the line below bars: what each mark means, of parts (name, mark, style)."""
+    text = Text("      ")
+    for name, mark, style in parts:
+        text.append(mark, style).append(f" {name}  ")
+    return text
 
 
 def name_of_tier(number: int, ladder: Iterable[types_pb2.TierInfo]) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ...v1 import admin_pb2
 from ..config.units import about_bytes, count, format_duration
 from .fleet import fleet_line
-from .output import console, name_of_tier, new_table, plain, print_json, spread
+from .output import console, legend, name_of_tier, new_table, plain, print_json, spread
 from .quantities import duration
 from .target import TIMEOUT_S, Failed, NotUpYet, admin, json_option, resolve, target_option
 
@@ -127,7 +127,7 @@ def picture(answer: admin_pb2.GetStatusResponse, width: int) -> Group:
     """
     with_backend = width >= BAR_CELLS + TEXT_CELLS + BACKEND_CELLS
     bar_cells = max(8, min(BAR_CELLS, width - TEXT_CELLS))
-    return Group(_tiers(answer, bar_cells, with_backend), _legend())
+    return Group(_tiers(answer, bar_cells, with_backend), legend(PARTS))
 
 
 def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
@@ -223,13 +223,6 @@ def _scrubs(answer: admin_pb2.GetStatusResponse) -> Text:
             text.append(f"; the pass under way is at {one.share_done:.0%}")
         if one.num_damaged:
             text.append(f"; {one.num_damaged:,} fragments were damaged: see the log", "bold red")
-    return text
-
-
-def _legend() -> Text:
-    text = Text("      ")
-    for part in PARTS:
-        text.append(part.mark, part.style).append(f" {part.name}  ")
     return text
 
 

@@ -30,8 +30,15 @@ from ...v1.unreachable import (
 from . import EXIT_DENIED, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE
 
 TIMEOUT_S = 5.0
-Command = TypeVar("Command", bound=Callable[..., Any])
 Stub = TypeVar("Stub")
+
+target_option = click.option(
+    "--target",
+    envvar="KVTIER_TARGET",
+    metavar="ADDRESS",
+    help="The daemon's address: unix:///path or host:port.  [default: its usual place]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with stable names.")
 
 
 class Failed(click.ClickException):
@@ -60,21 +67,6 @@ class Denied(Failed):
     """This user may not open the daemon's socket."""
 
     exit_code = EXIT_DENIED
-
-
-def target_option(command: Command) -> Command:
-    """Give `command` the option --target: where the daemon is."""
-    return click.option(
-        "--target",
-        envvar="KVTIER_TARGET",
-        metavar="ADDRESS",
-        help="The daemon's address: unix:///path or host:port.  [default: its usual place]",
-    )(command)
-
-
-def json_option(command: Command) -> Command:
-    """Give `command` the option --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON with stable names.")(command)
 
 
 def resolve(target: str | None) -> str:

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from ...v1 import admin_pb2
 from ..config.units import about_bytes, about_duration, count, format_duration
-from .output import console, new_table, print_json, spread
+from .output import console, legend, new_table, print_json, spread
 from .quantities import duration
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
@@ -157,7 +157,9 @@ def picture(snapshot: dict[str, Any], width: int) -> Group:
     return Group(
         _headline(snapshot),
         _tiers(snapshot["tiers"], min(BAR_CELLS, max(16, width - 60))),
-        _legend(),
+        legend(("no session" if name == "none" else name, *part) for name, part in PARTS.items())
+        .append("·", "dim")
+        .append(" free"),
         Text(),
         _flows(snapshot["edges"]),
         Text(),
@@ -217,13 +219,6 @@ def _tiers(tiers: list[dict[str, Any]], cells: int) -> Table:
             f"{about_bytes(taken)} of {about_bytes(tier['capacity_bytes'])}",
         )
     return table
-
-
-def _legend() -> Text:
-    text = Text("      ")
-    for name, (mark, style) in PARTS.items():
-        text.append(mark, style).append(f" {'no session' if name == 'none' else name}  ")
-    return text.append("·", "dim").append(" free")
 
 
 def _flows(edges: list[dict[str, Any]]) -> Table:

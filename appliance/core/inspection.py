@@ -153,10 +153,6 @@ class Inspection:
         block = self.block(namespace_id, prefix)
         return self._core.story.of(bytes.fromhex(block["prefix_hash"]) if block else prefix, namespace_id)
 
-    def session_story(self, session_id: str) -> list[Line]:
-        """Return the story of a session."""
-        return self._core.story.of(session_id)
-
     def _tier(self, tier: Tier) -> dict[str, int]:
         core = self._core
         return {

@@ -373,7 +373,7 @@ class Daemon:
         return [
             *self.planner.check_integrity(),
             *self.service.check_integrity(),
-            *self.observability.view.check_integrity(),
+            *self.observability.view.telemetry.check_integrity(),
             *(self.direct.check_integrity() if self.direct is not None else []),
         ]
 

@@ -36,7 +36,7 @@ from ..core.events import PolicyChanged
 from ..detached import detached
 from ..errors import ApplianceError, StartError, error
 from ..preflight.checks_host import check_memory
-from ..preflight.facts import Facts, gather_host
+from ..preflight.facts import Facts
 from ..preflight.table import RELOAD, examine, failed, sentence
 from ..preflight.verdicts import CheckVerdict
 from ..security.key_rotation import KeyRotation
@@ -219,7 +219,7 @@ class Reload:
             raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {names}")
         if problems:
             raise error("BAD_POLICY", "; ".join(problems))
-        memory = check_memory(gather_host(), settings, self._held_bytes())
+        memory = check_memory(Facts(settings).host, settings, self._held_bytes())
         if memory.verdict is CheckVerdict.FAIL:
             raise error("TIER_FULL", str(memory))
 

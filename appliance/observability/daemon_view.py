@@ -29,7 +29,6 @@ from .health import Health, health_checks
 from .sampler import INTERVAL_S, Sample, Sampler
 from .telemetry import Telemetry
 
-FETCHES = "fetches_"
 #: What became of a bundle that was to be stored in the source, and its counter in the story.
 EXPORT_OUTCOMES = {
     "stored": "bundles_exported",
@@ -41,6 +40,15 @@ EXPORT_OUTCOMES = {
     },
 }
 READY, STALLED, DRAINING, FAILED = "serving", "stalled", "draining", "failed"
+
+
+def of_prefix(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
+    """Return the counters that begin with `prefix`, by the rest of their name."""
+    return {
+        name.removeprefix(prefix): number
+        for name, number in sorted(counters.items())
+        if name.startswith(prefix)
+    }
 
 
 class DaemonView:
@@ -122,10 +130,6 @@ class DaemonView:
             return DRAINING
         return STALLED if self.health.stalled else READY
 
-    def statistics(self) -> dict[str, Any]:
-        """Return the planner's numbers."""
-        return self.planner.statistics()
-
     def writes(self) -> dict[str, Any] | None:
         """Return what was written to the cold store and what is missing there; None without one.
 
@@ -163,11 +167,7 @@ class DaemonView:
             return None
         status, story = self.source.status(), self.planner.story.counters
         options, budget = self.planner.core.options, self.planner.exports.budget
-        fetches = {
-            name.removeprefix(FETCHES): number
-            for name, number in sorted(self.source.counters.items())
-            if name.startswith(FETCHES)
-        }
+        fetches = of_prefix(self.source.counters, "fetches_")
         return {
             "address": status.address,
             "is_open": status.is_open,
@@ -206,14 +206,6 @@ class DaemonView:
         engine = self.appliance.engines.get(self.planner.core.ladder.log_tier)
         return engine.codecs.statistics() if isinstance(engine, ColdStore) else []
 
-    def backend(self, tier: Tier) -> str:
-        """Return what holds the bytes of a tier."""
-        return self.appliance.engines[tier].statistics().backend
-
-    def num_clients(self) -> int:
-        """Return how many clients there are."""
-        return len(self.service.clients)
-
     def policy_names(self) -> dict[str, Any]:
         """Return which policies run on each tier."""
         choice = self._choice()
@@ -223,10 +215,6 @@ class DaemonView:
             "admission": {tier.label: choice.admission for tier in self.planner.rooms},
             "prefetch": choice.prefetch or None,
         }
-
-    def check_integrity(self) -> list[str]:
-        """Audit what is kept here."""
-        return self.telemetry.check_integrity()
 
     def _look(self) -> Sample:
         total, core = self.telemetry.total, self.planner.core

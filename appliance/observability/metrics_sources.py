@@ -7,13 +7,12 @@ from typing import Any, TypeAlias
 from ... import __version__
 from ..config import COMMON
 from . import holdings
-from .daemon_view import READY, DaemonView
+from .daemon_view import READY, DaemonView, of_prefix
 from .metrics import Reading, Value
 
 Reader: TypeAlias = Callable[[DaemonView], Reading]
 
 PREFETCH_OUTCOMES = ("used", "late", "wasted", "cancelled")
-REFUSED = "refused_"
 OTHER = "other:"  # tenants that no policy names
 
 
@@ -31,7 +30,7 @@ def by(read: Callable[[DaemonView], Mapping[Any, Value]]) -> Reader:
 
 def number(key: str) -> Reader:
     """Return a reader of one of the planner's statistics."""
-    return one(lambda view: view.statistics()[key])
+    return one(lambda view: view.planner.statistics()[key])
 
 
 def total(field: str) -> Reader:
@@ -46,7 +45,9 @@ def counter(name: str) -> Reader:
 
 def tier(key: str) -> Reader:
     """Return a reader of one of the planner's statistics of each tier."""
-    return by(lambda view: {t.label: numbers[key] for t, numbers in view.statistics()["tiers"].items()})
+    return by(
+        lambda view: {t.label: numbers[key] for t, numbers in view.planner.statistics()["tiers"].items()}
+    )
 
 
 def edge(field: str) -> Reader:
@@ -86,15 +87,7 @@ def source_words(key: str) -> Reader:
 
 def peers(prefix: str) -> Reader:
     """Return a reader of the fleet's counters that begin with `prefix`, by the rest of their name."""
-    return by(lambda view: _of_prefix(view.fleet.counters if view.fleet is not None else {}, prefix))
-
-
-def _of_prefix(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
-    return {
-        name.removeprefix(prefix): number
-        for name, number in sorted(counters.items())
-        if name.startswith(prefix)
-    }
+    return by(lambda view: of_prefix(view.fleet.counters if view.fleet is not None else {}, prefix))
 
 
 # ------------------------------------------------------------------------------------------ service
@@ -107,14 +100,14 @@ generation = one(lambda view: view.reloads().generation)
 reloads = by(lambda view: {"applied": view.reloads().num_applied, "refused": view.reloads().num_refused})
 loop_late = one(lambda view: view.loop_late)
 rpc_seconds = by(lambda view: dict(sorted(view.call_latencies.histograms.items())))
-refusals = by(lambda view: {k.upper(): count for k, count in _of_prefix(view.counters(), REFUSED).items()})
+refusals = by(lambda view: {k.upper(): count for k, count in of_prefix(view.counters(), "refused_").items()})
 
 # -------------------------------------------------------------------------------------------- tiers
 
 tier_bytes = by(
     lambda view: {
         (tier.label, state): statistics[key]
-        for tier, statistics in view.statistics()["tiers"].items()
+        for tier, statistics in view.planner.statistics()["tiers"].items()
         for state, key in (
             ("resident", "used_bytes"),
             ("reserved", "reserved_bytes"),
@@ -233,4 +226,4 @@ source_seconds = by(lambda view: view.source.status().seconds if view.source els
 # --------------------------------------------------------------------------------------------- held
 
 sessions = by(lambda view: holdings.by_urgency(view.planner))
-clients = one(DaemonView.num_clients)
+clients = one(lambda view: len(view.service.clients))

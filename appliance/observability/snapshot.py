@@ -87,7 +87,7 @@ class Snapshots:
             "counts": {
                 "blocks": statistics["num_blocks"],
                 "namespaces": statistics["num_namespaces"],
-                "clients": view.num_clients(),
+                "clients": len(view.service.clients),
                 "sessions": statistics["num_sessions"],
                 "leases": statistics["num_leases"],
                 "pins": statistics["num_pins"],
@@ -109,7 +109,7 @@ class Snapshots:
             tiers.append(
                 {
                     "tier": tier.label,
-                    "backend": view.backend(tier),
+                    "backend": view.appliance.engines[tier].statistics().backend,
                     "is_offline": tier in view.planner.core.offline,
                     **numbers,
                     "bytes_by_urgency": census[tier],

@@ -10,8 +10,6 @@ from ..config.units import about_bytes, format_bytes
 from .facts import Facts, Host, Versions
 from .verdicts import Check, fail, ok, warn
 
-MIN_PYTHON = (3, 11)
-MIN_GRPC = (1, 70)
 SPARE_DESCRIPTORS = 128  # sockets, the log, threads' pipes
 DESCRIPTORS_PER_CLIENT = 4
 SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "pit"}
@@ -55,21 +53,10 @@ def uses_fast_codec(settings: Settings) -> bool:
 # ------------------------------------------------------------------------------------------ software
 
 
-def check_python(versions: Versions) -> Check:
-    """Check that Python is new enough."""
-    text = ".".join(map(str, versions.python))
-    if versions.python[:2] < MIN_PYTHON:
-        return fail("python", text, "use Python 3.11 or newer")
-    return ok("python", text)
-
-
-def check_grpc(versions: Versions) -> Check:
-    """Check that grpcio is new enough."""
-    numbers = tuple(int(part) for part in versions.grpc.split(".")[:2])
-    detail = f"grpcio {versions.grpc}, protobuf {versions.protobuf}"
-    if numbers < MIN_GRPC:
-        return fail("grpc", detail, "pip install 'grpcio>=1.70'")
-    return ok("grpc", detail)
+def report_versions(versions: Versions) -> Iterator[Check]:
+    """Report what runs this program. With older ones it could not have been imported."""
+    yield ok("python", versions.python)
+    yield ok("grpc", f"grpcio {versions.grpc}, protobuf {versions.protobuf}")
 
 
 def check_native(absence: str) -> Check:

@@ -62,7 +62,7 @@ class Versions:
     """Versions of what runs this program."""
 
     kvtier: str
-    python: tuple[int, int, int]
+    python: str
     grpc: str
     protobuf: str
 
@@ -197,7 +197,7 @@ class Facts:
     @cached_property
     def versions(self) -> Versions:
         """Versions of what runs this program."""
-        return Versions(__version__, sys.version_info[:3], grpc.__version__, protobuf.__version__)
+        return Versions(__version__, platform.python_version(), grpc.__version__, protobuf.__version__)
 
     @cached_property
     def native_absence(self) -> str:
@@ -206,8 +206,24 @@ class Facts:
 
     @cached_property
     def host(self) -> Host:
-        """Return kernel, memory and limits."""
-        return gather_host()
+        """Return kernel, memory and limits: reads /proc and /sys, tries a memfd and a pidfd."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return Host(
+            kernel=platform.release(),
+            machine=platform.machine(),
+            has_pidfd=probes.has_pidfd(),
+            seal_error=probes.seal_error(),
+            available_bytes=probes.available_bytes(),
+            num_huge_pages=read_number(probes.HUGE_PAGES / "nr_hugepages"),
+            num_free_huge_pages=read_number(probes.HUGE_PAGES / "free_hugepages"),
+            memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
+            can_lock_anything=probes.has_capability(probes.CAP_IPC_LOCK),
+            max_descriptors=sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors,
+            nodes=probes.numa_nodes(Path("/sys/devices/system/node")),
+            shm_bytes=probes.filesystem_bytes("/dev/shm"),
+            clock_source=read_text(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
+        )
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -242,8 +258,8 @@ class Facts:
 
     @cached_property
     def missing_modules(self) -> frozenset[str]:
-        """Return the libraries of probes.OPTIONAL_MODULES that are not installed."""
-        return probes.missing_modules()
+        """Return the libraries of probes.OPTIONAL_MODULES that are not installed. Imports none of them."""
+        return frozenset(name for name in probes.OPTIONAL_MODULES if not probes.is_installed(name))
 
     @cached_property
     def object_store(self) -> StoreTrial | None:
@@ -266,27 +282,6 @@ def try_store(url: str) -> StoreTrial:
         return StoreTrial(url, "", tuple(StoreProbe(store, EPOCH_DAYS).results()), travels_plain(url))
     except StoreError as problem:
         return StoreTrial(url, str(problem))
-
-
-def gather_host() -> Host:
-    """Read /proc and /sys, and try a memfd and a pidfd."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Host(
-        kernel=platform.release(),
-        machine=platform.machine(),
-        has_pidfd=probes.has_pidfd(),
-        seal_error=probes.seal_error(),
-        available_bytes=probes.available_bytes(),
-        num_huge_pages=read_number(probes.HUGE_PAGES / "nr_hugepages"),
-        num_free_huge_pages=read_number(probes.HUGE_PAGES / "free_hugepages"),
-        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
-        can_lock_anything=probes.has_capability(probes.CAP_IPC_LOCK),
-        max_descriptors=sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors,
-        nodes=probes.numa_nodes(Path("/sys/devices/system/node")),
-        shm_bytes=probes.filesystem_bytes("/dev/shm"),
-        clock_source=read_text(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
-    )
 
 
 def gather_gpu() -> Gpu:

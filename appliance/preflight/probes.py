@@ -47,12 +47,8 @@ def available_bytes() -> int:
     return read_memory().available_bytes
 
 
-def missing_modules() -> frozenset[str]:
-    """Return those of OPTIONAL_MODULES that are not installed. Imports none of them."""
-    return frozenset(name for name in OPTIONAL_MODULES if not _is_installed(name))
-
-
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Return whether a module can be found. Does not import it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # its parent is missing, or it was removed from sys.modules

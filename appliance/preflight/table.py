@@ -19,7 +19,6 @@ from .checks_host import (
     check_clock,
     check_descriptors,
     check_dev_shm,
-    check_grpc,
     check_huge_pages,
     check_kernel,
     check_libraries,
@@ -27,9 +26,9 @@ from .checks_host import (
     check_memory,
     check_native,
     check_numa,
-    check_python,
     check_shared_memory,
     held_memory_bytes,
+    report_versions,
 )
 from .checks_places import check_daemon, check_directory, check_http, check_listen
 from .checks_settings import check_exports, check_policies, check_quotas, check_tcp_address
@@ -58,7 +57,7 @@ class CheckRow(NamedTuple):
 
 #: In the order in which the doctor prints them.
 CHECKS = (
-    CheckRow(Scope.DOCTOR, lambda facts, _: (check_python(facts.versions), check_grpc(facts.versions))),
+    CheckRow(Scope.DOCTOR, lambda facts, _: report_versions(facts.versions)),
     CheckRow(Scope.DOCTOR, lambda facts, _: [check_native(facts.native_absence)]),
     CheckRow(Scope.HOST, lambda facts, _: (check_kernel(facts.host), check_shared_memory(facts.host))),
     CheckRow(Scope.HOST, lambda facts, s: [check_memory(facts.host, s, held_memory_bytes(facts, s))]),

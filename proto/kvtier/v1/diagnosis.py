@@ -136,8 +136,7 @@ def _denied(path: Path) -> str:
     if not closed:
         fix += (
             f"; or name uid {uid} under `tenants` in the daemon's policy, which gives the socket mode 0666 "
-            "and admits "
-            "only those that are named"
+            "and admits only those that are named"
         )
     return f"{start}. A daemon may well be there. Fix: {fix}"
 

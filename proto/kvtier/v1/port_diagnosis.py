@@ -106,16 +106,14 @@ class Port:
         if problem.verify_code in _EXPIRED:
             return Diagnosis(
                 TLS_EXPIRED,
-                f"the certificate of {self._target} is out of date ({said}); replace access.tls.certificate, "
-                "which "
-                "needs no restart, and compare the clocks of both hosts",
+                f"the certificate of {self._target} is out of date ({said}); replace "
+                "access.tls.certificate, which needs no restart, and compare the clocks of both hosts",
             )
         if problem.verify_code in _WRONG_NAME:
             return Diagnosis(
                 TLS_WRONG_NAME,
                 f"the certificate of {self._target} is for other names ({said}); connect by a name it has, "
-                "or sign "
-                f"one with a subjectAltName for {self._host}",
+                f"or sign one with a subjectAltName for {self._host}",
             )
         return Diagnosis(
             TLS_UNTRUSTED,
@@ -128,15 +126,13 @@ class Port:
             return Diagnosis(
                 TLS_CERTIFICATE_NEEDED,
                 f"{self._target} asks for a client certificate; set KVTIER_TLS_CERTIFICATE and "
-                "KVTIER_TLS_KEY to one "
-                "that an authority in the daemon's access.tls.client_ca signed",
+                "KVTIER_TLS_KEY to one that an authority in the daemon's access.tls.client_ca signed",
             )
         return Diagnosis(
             TLS_CERTIFICATE_REFUSED,
-            f"{self._target} refused the certificate {certificate}; it must be signed by an authority in the "
-            "daemon's "
-            "access.tls.client_ca, and not be out of date: openssl x509 -noout -issuer -dates -in "
-            f"{certificate}",
+            f"{self._target} refused the certificate {certificate}; it must be signed by an authority in "
+            "the daemon's access.tls.client_ca, and not be out of date: openssl x509 -noout -issuer -dates "
+            f"-in {certificate}",
         )
 
     def _something_else(self, first: bytes) -> Diagnosis:
@@ -172,8 +168,7 @@ def _context(environment: Mapping[str, str]) -> ssl.SSLContext | Diagnosis:
         return Diagnosis(
             BAD_CREDENTIALS,
             f"{variable}: these files cannot be used ({problem}); they must be PEM, without a password, and "
-            "a key must "
-            "be of its certificate",
+            "a key must be of its certificate",
         )
     return context
 
