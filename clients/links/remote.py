@@ -128,21 +128,54 @@ class WaitingCalls:
         return call
 
 
-class GrpcLink:
-    """A gRPC channel and the client opened on it. Not thread-safe: Client has the lock."""
+class GrpcCalls:
+    """The connections of one client over gRPC, and its calls in progress, by ticket.
+
+    `connect` makes a channel of grpc or grpc.aio, with what an environment says to show."""
 
     attachment: Attachment
 
-    def __init__(self, settings: ClientSettings) -> None:
-        """Connect and open. Raises Unavailable."""
+    def __init__(self, settings: ClientSettings, connect: Callable[..., Any]) -> None:
         self.closed = False
         self._grace_s = settings.timeout.grace_s
         self._tickets = itertools.count(1)
         self._calls: dict[int, Any] = {}
         self._channels = connect(settings), connect(settings)  # each connects with its first call
+        self._stub: Any
         self._stub, self._put_stub = map(KVCacheServiceStub, self._channels)
         # Later connections show what the first one does: to the daemon the client is of one caller.
         self._waiting = WaitingCalls(partial(connect, settings, dict(os.environ)))
+
+    def send(self, call: str, request: Any, timeout_s: float) -> int:
+        """Start a call; return its ticket."""
+        ticket = next(self._tickets)
+        options = {"timeout": timeout_s + self._grace_s, "metadata": trace_metadata()}
+        if call in STREAMS:
+            begun = self._waiting.begin(call, request, **options)
+        else:
+            begun = self._begin(
+                getattr(self._put_stub if call == "Put" else self._stub, call), request, options
+            )
+        self._calls[ticket] = call, begun
+        return ticket
+
+    def _begin(self, method: Any, request: Any, options: dict[str, Any]) -> Any:
+        """Start a call with one answer."""
+        return method(request, **options)
+
+    def forget(self, ticket: int) -> None:
+        """Cancel a call."""
+        _, call = self._calls.pop(ticket, (None, None))
+        if call is not None:
+            call.cancel()
+
+
+class GrpcLink(GrpcCalls):
+    """A gRPC channel and the client opened on it. Not thread-safe: Client has the lock."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Connect and open. Raises Unavailable."""
+        super().__init__(settings, connect)
         self._stop = threading.Event()
         timeout_s = settings.timeout.connect_s
         try:
@@ -160,16 +193,8 @@ class GrpcLink:
                 target=self._keep_alive, args=(period_s,), name="kvtier-keep-alive", daemon=True
             ).start()
 
-    def send(self, call: str, request: Any, timeout_s: float) -> int:
-        """Start a call; return its ticket."""
-        ticket = next(self._tickets)
-        options = {"timeout": timeout_s + self._grace_s, "metadata": trace_metadata()}
-        if call in STREAMS:
-            begun = self._waiting.begin(call, request, **options)
-        else:
-            begun = getattr(self._put_stub if call == "Put" else self._stub, call).future(request, **options)
-        self._calls[ticket] = call, begun
-        return ticket
+    def _begin(self, method: Any, request: Any, options: dict[str, Any]) -> Any:
+        return method.future(request, **options)
 
     def receive(self, ticket: int) -> Answer:
         """Wait for the next message of a call. Raises KvtierError."""
@@ -196,12 +221,6 @@ class GrpcLink:
         getattr(self._stub, call).future(
             request, timeout=self._grace_s
         )  # best effort: the result is not read
-
-    def forget(self, ticket: int) -> None:
-        """Cancel a call."""
-        _, call = self._calls.pop(ticket, (None, None))
-        if call is not None:
-            call.cancel()
 
     def close(self) -> None:
         """Close the client at the daemon, then the channel. Idempotent."""

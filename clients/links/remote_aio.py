@@ -1,11 +1,9 @@
 """AsyncGrpcLink: the twin of remote.py on an event loop."""
 
 import asyncio
-import itertools
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import grpc
@@ -13,13 +11,12 @@ import grpc.aio
 
 from ...v1 import kvcache_pb2 as pb
 from ...v1.channels import open_aio_channel
-from ...v1.kvcache_pb2_grpc import KVCacheServiceStub
 from ..errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer
 from ..operations.base import ClientSettings
-from ..operations.effects import Answer, Attachment
+from ..operations.effects import Answer
 from .remote import (
     STREAMS,
-    WaitingCalls,
+    GrpcCalls,
     channel_options,
     connect_problem,
     keep_alive_period_s,
@@ -27,7 +24,6 @@ from .remote import (
     problem_of,
     remote_attachment,
 )
-from .tracing import trace_metadata
 
 _abandoned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
 
@@ -40,23 +36,14 @@ def connect(settings: ClientSettings, environment: Mapping[str, str] = os.enviro
         raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
 
 
-class AsyncGrpcLink:
+class AsyncGrpcLink(GrpcCalls):
     """A grpc.aio channel and the client opened on it."""
 
-    attachment: Attachment
-
     def __init__(self, settings: ClientSettings) -> None:
-        self.closed = False
-        self._grace_s = settings.timeout.grace_s
+        super().__init__(settings, connect)
         self._process = os.getpid()
-        self._tickets = itertools.count(1)
-        self._calls: dict[int, Any] = {}
         self._posts: set[asyncio.Future[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None
-        self._channels = connect(settings), connect(settings)
-        self._stub: Any
-        self._stub, self._put_stub = map(KVCacheServiceStub, self._channels)
-        self._waiting = WaitingCalls(partial(connect, settings, dict(os.environ)))
 
     async def attach(self, settings: ClientSettings) -> None:
         """Open the client. Raises Unavailable."""
@@ -72,16 +59,7 @@ class AsyncGrpcLink:
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         """Start a call; return its ticket."""
-        ticket = next(self._tickets)
-        options = {"timeout": timeout_s + self._grace_s, "metadata": trace_metadata()}
-        if call == "Put":
-            request = _in_a_thread(request)
-        if call in STREAMS:
-            begun = self._waiting.begin(call, request, **options)
-        else:
-            begun = getattr(self._put_stub if call == "Put" else self._stub, call)(request, **options)
-        self._calls[ticket] = call, begun
-        return ticket
+        return super().send(call, _in_a_thread(request) if call == "Put" else request, timeout_s)
 
     async def receive(self, ticket: int) -> Answer:
         """Wait for the next message of a call. Raises KvtierError."""
@@ -114,12 +92,6 @@ class AsyncGrpcLink:
         posted = asyncio.ensure_future(self._deliver(call, request))
         self._posts.add(posted)
         posted.add_done_callback(self._posts.discard)
-
-    def forget(self, ticket: int) -> None:
-        """Cancel a call."""
-        _, call = self._calls.pop(ticket, (None, None))
-        if call is not None:
-            call.cancel()
 
     async def close(self) -> None:
         """Close the client at the daemon, then the channel. Idempotent."""
