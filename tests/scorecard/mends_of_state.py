@@ -229,8 +229,8 @@ STATE = [
         "appliance/scrubber.py",
         (
             (
-                "[asyncio.create_task(self._scrub(tier)) for tier in self._verifiers]\n",
-                "[]\n",
+                "for tier in self._verifiers:\n            self._tasks",
+                "for tier in ():\n            self._tasks",
             ),
         ),
     ),
