@@ -221,7 +221,7 @@ def test_a_call_on_a_lost_connection_leaves_the_new_one_alone() -> None:
         attachment, namespace_id = yield from operations.begin(namespace)
         yield Work(lambda: is_copied.wait(WAIT_S), THREAD_BYTES)
         request = pb.LookupRequest(namespace_id=namespace_id, prefix_hashes=NAMES[0])
-        return (yield from operations.call(attachment, "Lookup", request, WAIT_S))
+        return (yield from operations.call(attachment, "Lookup", request))
 
     async def run() -> None:
         async with appliance.async_client() as client:

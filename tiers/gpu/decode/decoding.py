@@ -119,8 +119,8 @@ class DeviceDecoding:
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""
-        for part in (*self._decoders.values(), self._digest):
-            part.slabs.close()
+        for slabs in (*(one.slabs for one in self._decoders.values()), self._digest.slabs):
+            slabs.close()
 
 
 def load_decoding(device: Device) -> DeviceDecoding | None:
