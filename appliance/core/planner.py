@@ -139,7 +139,7 @@ class Planner:
         usage = Usage(core, self.sessions, self.retention)
         self.writes = WriteRequests(core, requests, residency, self.copies, self.pressure, waiting, usage)
         self.fetches = Fetches(core, self.source_index, self.writes)
-        self._lookups = Lookups(core, self.fetches)
+        self.lookups = Lookups(core, self.fetches)
         self.reads = ReadRequests(core, requests, self.loads, self.promotions, waiting, usage, self.fetches)
         self.placing = PlacementRequests(core, requests, self.loads, self.pins, self.prefetching)
 
@@ -249,7 +249,7 @@ class Planner:
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | Refusal:
         """How much of a chain is stored, where, and how long loading it takes. Changes nothing."""
-        return self._lookups.lookup(namespace_id, prefix_hashes)
+        return self.lookups.lookup(namespace_id, prefix_hashes)
 
     @property
     def is_busy(self) -> bool:

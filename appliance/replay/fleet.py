@@ -21,8 +21,6 @@ from ..core import events as ev
 from ..core.fleet.fleet_rank import is_full
 from ..core.fleet.ranking import HostOffer, rank_hosts
 from ..core.instructions import FetchBundle, SearchBundles
-from ..core.requests.lookups import LookupResult
-from ..core.results import Refusal
 from .future import TraceFuture
 from .outcomes import percentiles
 from .setups import Setup
@@ -106,11 +104,12 @@ class _HostShell(TimedShell):
         room = self.planner.rooms[tier].statistics()
         return is_full(room.free_bytes / max(1, room.capacity_bytes))
 
-    def found(self, namespace: int, names: list[bytes]) -> LookupResult:
-        """Return what it holds of a chain."""
-        result = self.planner.lookup(self.namespace_ids[namespace], names)
-        assert not isinstance(result, Refusal)
-        return result
+    def tiers_of(self, namespace: int, names: Sequence[bytes], num_less: int = 0) -> bytes | bytearray:
+        """Return the tiers of what it holds of a chain; of `num_less` blocks or fewer it may be nothing."""
+        entry = self.planner.catalog.namespaces[self.namespace_ids[namespace]]
+        if num_less >= len(names) or names[num_less] not in entry.rows:
+            return b""
+        return self.planner.lookups.stored(entry, names)
 
     def num_expected(self, chain: Sequence[bytes], num_held: int) -> int:
         """Return how many blocks of a chain it will have when its turn comes behind all that wait."""
@@ -142,7 +141,7 @@ class _HostShell(TimedShell):
     def _is_being_computed(self, request: int) -> bool:
         """Return whether the first block that a request lacks comes of one that was begun before it."""
         chain = self.chain_of(request)[: int(self.trace.num_asked[request])]
-        there = self.found(int(self.trace.namespace[request]), chain).num_blocks
+        there = len(self.tiers_of(int(self.trace.namespace[request]), chain))
         return there < len(chain) and any(chain[there] in self.chain_of(other) for other in self._begun)
 
     def computed_at(self, begin_at: float, prefill_s: float) -> float:
@@ -163,9 +162,11 @@ class _HostShell(TimedShell):
         self._begin()
 
     def _search(self, search: SearchBundles) -> None:
-        names = search.blocks
-        others = [host for host in self._fleet.hosts if host is not self]
-        num_blocks = max((host.num_of(search, names) for host in others), default=0)
+        names, num_blocks = list(search.blocks), 0
+        namespace = self._fleet.namespace_of[search.identity.digest]
+        for host in self._fleet.hosts:
+            if host is not self:
+                num_blocks = max(num_blocks, len(host.tiers_of(namespace, names, num_blocks)))
         num_found = (search.num_here + num_blocks) // blocks_per_bundle(search.identity.geometry)
         if self._store is not None and self._store.num_bundles(search) > num_found:
             return self._store.search(search)
@@ -176,10 +177,6 @@ class _HostShell(TimedShell):
             answer = ev.SourceSearched(search.search, 0, -1)
         self.clock.at(self.clock.now, partial(self._step, answer))
 
-    def num_of(self, search: SearchBundles, names: Sequence[bytes]) -> int:
-        """Return how many of `names` it holds, from the first one on."""
-        return self.found(self._fleet.namespace_of[search.identity.digest], list(names)).num_blocks
-
     def _fetch_from_host(self, fetch: FetchBundle) -> None:
         """Receive blocks from the host with the earliest free link; a batch lands when its bytes have."""
         network = self._fleet.fleet_setup.network
@@ -187,11 +184,8 @@ class _HostShell(TimedShell):
         first = min(item.source for _, items in fetch.batches for item in items)
         names = list(fetch.bundle.names[first:])
         namespace = self._fleet.namespace_of[fetch.bundle.identity.digest]
-        holders = [
-            host
-            for host in self._fleet.hosts
-            if host is not self and host.found(namespace, names).num_blocks == len(names)
-        ]
+        size, others = len(names), [host for host in self._fleet.hosts if host is not self]
+        holders = [host for host in others if len(host.tiers_of(namespace, names, size - 1)) == size]
         holder = min(holders, key=lambda host: host.sent_at, default=None)
         if holder is None and self._store is not None:
             return self._fetch_from_store(fetch)
@@ -293,7 +287,7 @@ class FleetReplay:
         host, namespace = self.hosts[number], int(self.trace.namespace[request])
         if not chain:
             return host.serve(request)
-        there = host.num_expected(chain, host.found(namespace, chain).num_blocks)
+        there = host.num_expected(chain, len(host.tiers_of(namespace, chain)))
         host.send(request, self._compute_s(namespace, there, len(chain) - there))
 
     def _compute_s(self, namespace: int, first: int, count: int) -> float:
@@ -331,30 +325,22 @@ class FleetReplay:
             return self._least_loaded(request, chain)
         num_hosts, namespace = len(self.hosts), int(self.trace.namespace[request])
         order = [(self._num_routed + step) % num_hosts for step in range(num_hosts)]
-        found = {number: self.hosts[number].found(namespace, chain) for number in order}
+        found = {number: self.hosts[number].tiers_of(namespace, chain) for number in order}
         network, block_bytes = self.fleet_setup.network, self.hosts[0].block_bytes[namespace]
-        most = max(one.num_blocks for one in found.values()) if network is not None else 0
+        most = max(map(len, found.values())) if network is not None else 0
         offers = []
         for number in order:
-            host, there = self.hosts[number], found[number]
+            host, there = self.hosts[number], len(found[number])
             fetch_s = 0.0
-            if network is not None and most > there.num_blocks:
-                num_bytes = (most - there.num_blocks) * block_bytes
+            if network is not None and most > there:
+                num_bytes = (most - there) * block_bytes
                 wait_s = max(0.0, host.received_at - self.clock.now)
                 fetch_s = wait_s + network.latency_s + num_bytes / network.bandwidth_bytes_per_s
-            num_held = host.num_expected(chain, there.num_blocks)
-            offers.append(
-                HostOffer(
-                    str(number),
-                    num_held,
-                    there.load_s,
-                    max(most, num_held),
-                    fetch_s,
-                    host.queue_s(),
-                    host.is_full,
-                )
-            )
-        ranked = rank_hosts(offers, len(chain), lambda first, count: self._compute_s(namespace, first, count))
+            num_held = host.num_expected(chain, there)
+            load_s = host.planner.costs.advise(host.namespace_ids[namespace], found[number]).load_s
+            most_here, queue_s = max(most, num_held), host.queue_s()
+            offers.append(HostOffer(str(number), num_held, load_s, most_here, fetch_s, queue_s, host.is_full))
+        ranked = rank_hosts(offers, len(chain), partial(self._compute_s, namespace))
         return int(ranked[0].host)
 
     # ------------------------------------------------------------------------------------ outcome

@@ -191,8 +191,7 @@ class VirtualMover:
     def cancel(self, instruction: CancelCopy) -> None:
         """Drop a batch that has not begun; one that has completes."""
         for lane in self._lanes.values():
-            queued = next((entry for entry in lane.queue if entry[-1].copy == instruction.copy), None)
-            if queued is not None:
+            for queued in [entry for entry in lane.queue if entry[-1].copy == instruction.copy]:
                 lane.queue.remove(queued)
                 heapq.heapify(lane.queue)
                 self._clock.at(self._clock.now, partial(self._end, queued[-1], CopyOutcome(Cause.CANCELLED)))
@@ -200,8 +199,7 @@ class VirtualMover:
     def hasten(self, instruction: HastenCopy) -> None:
         """Requeue a batch that has not begun, with this urgency and deadline."""
         for lane in self._lanes.values():
-            queued = next((entry for entry in lane.queue if entry[-1].copy == instruction.copy), None)
-            if queued is not None:
+            for queued in [entry for entry in lane.queue if entry[-1].copy == instruction.copy]:
                 lane.queue.remove(queued)
                 lane.queue.append((int(instruction.urgency), instruction.deadline_at, *queued[2:]))
                 heapq.heapify(lane.queue)

@@ -229,15 +229,18 @@ class Appraiser:
         self._agenda[0].extend((self._stretches.serial[stretch], stretch))
 
     def describe(self, visit: Visit) -> None:
-        """Set the features of all stretches of a visit, after anything about it changed."""
-        stretches = self._stretches
+        """Set the features of all stretches of a visit, after anything about it changed.
+
+        Of a prompt that is put in many calls hardly any changes: only their prices are made anew."""
+        stretches, state = self._stretches, visit.state
         for stretch in visit.stretches:
             kind, num_uses = stretches.kind[stretch], stretches.num_uses[stretch]
-            stretches.describe(
-                stretch,
-                features_of(visit, kind, num_uses, stretches.age_s[stretch]),
-                gap_bins_of(visit, kind, num_uses, stretches.known_s[stretch]),
-            )
+            stretches.freshness[stretch] = UNPRICED
+            if stretches.described_as[stretch] != state:
+                features = features_of(visit, kind, num_uses, stretches.age_s[stretch])
+                gap_bins = gap_bins_of(visit, kind, num_uses, stretches.known_s[stretch])
+                stretches.describe(stretch, features, gap_bins)
+                stretches.described_as[stretch] = state
             if kind < PUBLIC:  # hints of a session apply to its own blocks
                 stretches.share[stretch] = ENDED_FACTOR if visit.is_over else 1.0
                 stretches.said_at[stretch] = visit.said_at

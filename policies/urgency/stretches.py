@@ -59,6 +59,7 @@ class Stretches:
         self.bin = array("b")  # the first one that is not counted as outlived
         self.visit: list[Visit | None] = []
         self.descriptions = array("h")  # DESCRIPTION each: kind, features, gap bins
+        self.described_as = array("q")  # the state of the visit that these are of; 0: nothing yet
         self.share = array("d")  # of the price that its hints leave
         self.said_at = array("d")
         self.back_at = array("d")  # announced; inf: not, or not believed
@@ -84,7 +85,7 @@ class Stretches:
     ) -> int:
         """Return the number of a new, empty stretch, without features and prices."""
         number = self._free.pop() if self._free else self._grow()
-        self.visit[number] = visit
+        self.visit[number], self.described_as[number] = visit, 0
         self.used_at[number] = used_at
         self.kind[number], self.num_forks[number], self.num_uses[number] = kind, num_forks, num_uses
         self.age_s[number], self.known_s[number] = age_s, known_s
@@ -263,6 +264,7 @@ class Stretches:
             self.num_rows,
             self.num_ghosts,
             self.bin,
+            self.described_as,
             self.share,
             self.said_at,
             self.back_at,

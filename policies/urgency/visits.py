@@ -86,6 +86,12 @@ class Visit:
     head: bytes = b""  # name of its first block, where nothing of its chain was stored
 
     @property
+    def state(self) -> int:
+        """A hash of what describes its blocks, beside their own pasts."""
+        gaps, said = (self.last_gap_s, self.mean_log_gap), (self.silence, self.num_decoded_tokens)
+        return hash((self.turn, self.num_blocks, self.num_known, gaps, said))
+
+    @property
     def num_new(self) -> int:
         """Number of blocks that were not requested before."""
         return max(0, self.num_blocks - self.num_known)

@@ -6,7 +6,7 @@ import pytest
 from kvtier.policies.urgency.ages import NUM_BINS
 from kvtier.policies.urgency.appraiser import MAX_REPRICED, Appraiser
 from kvtier.policies.urgency.stretches import I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
-from kvtier.policies.urgency.visits import NEW, Visit
+from kvtier.policies.urgency.visits import NEW, PRIVATE, Visit
 
 NUM_STRETCHES = 3 * MAX_REPRICED
 LATE_S = 40.0
@@ -117,3 +117,28 @@ def test_stretches_that_outlived_all_bins_have_a_price() -> None:
     assert {stretches.bin[number] for number in numbers} == {NUM_BINS}
     assert (appraiser.prices(numbers, now) > 0).all()
     assert appraiser.price(int(numbers[0]), now) > 0
+
+
+def test_stretches_are_described_anew_when_their_visit_changed_or_their_number_is_another_one_s() -> None:
+    stretches = Stretches(0)
+    appraiser = Appraiser(stretches)
+    visit = Visit(0.0, 0, -1, num_blocks=9, num_known=4)
+
+    def described(stretch: int) -> list[int]:
+        stretches.freshness[stretch] = PRICED
+        appraiser.describe(visit)
+        assert stretches.freshness[stretch] == UNPRICED, "whatever changed"
+        return stretches.description_of(stretch).tolist()
+
+    first = stretches.open(visit, 0.0, NEW, 0, 0, -1.0, 0.0)
+    visit.stretches.append(first)
+    before = described(first)
+    assert described(first) == before
+    visit.num_blocks = 90
+    assert described(first) != before
+    visit.num_blocks = 9
+    assert described(first) == before
+    stretches.close_if_empty(first)
+    assert stretches.open(visit, 0.0, PRIVATE, 0, 3, 5.0, 5.0) == first
+    visit.stretches.append(first)
+    assert described(first)[0] == PRIVATE

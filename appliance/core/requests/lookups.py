@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..catalog.catalog import NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..results import Refusal
 from .fetches import Fetches
@@ -40,8 +41,19 @@ class Lookups:
         namespace = core.catalog.namespaces.get(namespace_id)
         if namespace is None:
             return unknown_namespace(namespace_id)
-        tier_of = core.catalog.tier_of
-        num_groups, in_memory = namespace.num_groups, self._in_memory
+        tiers = self.stored(namespace, prefix_hashes)
+        advice = core.costs.advise(namespace_id, tiers, now=core.now)
+        found = LookupResult(
+            len(tiers), bytes(tiers), advice.load_s, advice.recompute_s, advice.num_blocks, advice.reason
+        )
+        if not self._fetches.is_open:
+            return found
+        price = self._fetches.price(namespace, prefix_hashes, len(tiers))
+        return found._replace(num_fetchable=price.num_blocks, fetch_s=price.fetch_s)
+
+    def stored(self, namespace: NamespaceEntry, prefix_hashes: Sequence[bytes]) -> bytearray:
+        """Return the tier of each block of a chain that is stored, up to the first that is not."""
+        core, num_groups, in_memory = self._core, namespace.num_groups, self._in_memory
         tiers = bytearray()
         for row in namespace.rows.find(prefix_hashes):
             if row < 0:
@@ -51,15 +63,8 @@ class Lookups:
                     tiers.append(tier)
                     break
             else:
-                slowest = tier_of(row)
+                slowest = core.catalog.tier_of(row)
                 if slowest is None or slowest in core.offline:
                     break
                 tiers.append(slowest)
-        advice = core.costs.advise(namespace_id, tiers, now=core.now)
-        found = LookupResult(
-            len(tiers), bytes(tiers), advice.load_s, advice.recompute_s, advice.num_blocks, advice.reason
-        )
-        if not self._fetches.is_open:
-            return found
-        price = self._fetches.price(namespace, prefix_hashes, len(tiers))
-        return found._replace(num_fetchable=price.num_blocks, fetch_s=price.fetch_s)
+        return tiers
