@@ -2,8 +2,8 @@
 
 Without names: those that were not run at this commit, the ones that were run longest ago first, as many as
 fit. Each run is written down when it ends, so a call that was interrupted, or that had little time, is
-continued by the next one. The exit status is 1 when a figure drifted or a named claim did not run. TRACES
-names the folder of the public traces that replays read.
+continued by the next one. The exit status is 1 when a figure drifted, a command failed or a named claim did
+not run. TRACES names the folder of the public traces that replays read.
 """
 
 import argparse
@@ -24,11 +24,14 @@ def main() -> int:
         chosen = [claim for claim in claims if claim.name in arguments.claim]
     else:
         chosen = [] if arguments.page else rerun.left_to_run(claims, rerun.commit_here())
-    claims, not_run = rerun.run_all(claims, chosen, arguments.minutes, write)
+    before = {claim.name: len(claim.runs) for claim in claims}
+    claims, not_run, failed = rerun.run_all(claims, chosen, arguments.minutes, write)
     write(claims)
-    ran = {claim.name for claim in chosen}
-    drifted = [claim.name for claim in claims if claim.name in ran and claim.drifted()]
-    return 1 if drifted or (not_run and arguments.claim) else 0
+    ran = [claim for claim in claims if len(claim.runs) > before[claim.name]]
+    drifted = [claim for claim in ran if claim.drifted()]
+    if chosen:
+        print(f"{len(ran)} run, {len(drifted)} of them drifted; {len(failed)} failed, {len(not_run)} not run")
+    return 1 if drifted or failed or (not_run and arguments.claim) else 0
 
 
 def write(claims: list[ledger.Claim]) -> None:

@@ -56,6 +56,11 @@ def test_the_ledger_is_written_as_it_is_read(tmp_path: Path) -> None:
     assert load(tmp_path / "claims.json") == CLAIMS
 
 
+@pytest.fixture(autouse=True)
+def _own_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rerun, "FAILURES", tmp_path / "cache" / "failed.json")
+
+
 def a_claim(command: str, minutes: int = 1, date: str = "2026-01-01") -> Claim:
     figures = (Figure("speed", r"speed ([\d.,]+)", "min", 2.0, 3000.0),)
     return Claim(
@@ -73,10 +78,26 @@ def test_a_run_reads_its_figures_and_marks_drift() -> None:
 
 def test_a_failing_command_adds_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     claims = [a_claim("python -c print(1)"), a_claim("python -c 1/0"), a_claim("python $NO_SUCH/x")]
-    after, not_run = rerun.run_all(claims, claims, 60, lambda _: pytest.fail("nothing ran"))
+    after, not_run, failed = rerun.run_all(claims, claims, 60, lambda _: pytest.fail("nothing ran"))
     assert after == claims
-    assert [line.partition(":")[2].split()[0] for line in not_run] == ["speed:", "exit", "set"]
-    assert "not run" in capsys.readouterr().out
+    assert [line.partition(":")[2].split()[0] for line in failed] == ["speed:", "exit"]
+    assert [line.partition(":")[2].split()[0] for line in not_run] == ["set"]
+    printed = capsys.readouterr().out
+    assert printed.count("FAILED") == 2
+    assert printed.count("not run") == 1
+
+
+def test_what_failed_does_not_come_first_again() -> None:
+    """Else a call that has little time begins with the same failures for ever."""
+    failing, able = a_claim("python -c 1/0", date="2026-01-01"), a_claim("b", date="2026-02-01")
+    assert rerun.left_to_run([failing, able], "def") == [failing, able]
+    rerun.run_all([failing, able], [failing], 60, lambda _: None)
+    assert rerun.left_to_run([failing, able], "def") == [able, failing]
+
+
+def test_a_command_that_does_not_end_is_killed_with_what_it_started() -> None:
+    with pytest.raises(ValueError, match="did not end within 0 s"):
+        rerun.run(replace(a_claim("python -c __import__('time').sleep(60)"), minutes=0))
 
 
 def test_what_was_run_longest_ago_comes_first() -> None:
@@ -93,7 +114,7 @@ def test_what_ended_is_kept_and_none_begins_that_has_no_time(capsys: pytest.Capt
     first = a_claim("python -c print('speed',3)")
     second, long = replace(first, name="second"), replace(first, name="long", minutes=61)
     all_three = [first, long, second]
-    after, not_run = rerun.run_all(all_three, all_three, 60, kept.append)
+    after, not_run, _ = rerun.run_all(all_three, all_three, 60, kept.append)
     assert [len(one.runs) for one in after] == [2, 1, 2]
     assert [[len(one.runs) for one in state] for state in kept] == [[2, 1, 1], [2, 1, 2]]
     assert [line.partition(":")[0] for line in not_run] == ["long"]
@@ -102,7 +123,7 @@ def test_what_ended_is_kept_and_none_begins_that_has_no_time(capsys: pytest.Capt
 
 def test_what_cannot_run_here_leaves_its_time_to_the_others() -> None:
     lacking, able = a_claim("python $NO_SUCH/x", 40), a_claim("python -c print('speed',3)", 40)
-    after, not_run = rerun.run_all([lacking, able], [lacking, able], 60, lambda _: None)
+    after, not_run, _ = rerun.run_all([lacking, able], [lacking, able], 60, lambda _: None)
     assert [len(one.runs) for one in after] == [1, 2]
     assert len(not_run) == 1
 
