@@ -217,9 +217,12 @@ class KvtierBlocks(Store):
 
     def _write(self, key: str, flat: Any) -> None:
         names = self._names(key, flat.size)
-        whole = self._buffers.of(len(names) * self._block_bytes)
-        whole[: flat.size] = flat
-        self._client.put(self._namespace, names, whole.reshape(len(names), -1))
+        num_whole = flat.size // self._block_bytes * self._block_bytes
+        blocks = list(flat[:num_whole].reshape(-1, self._block_bytes))
+        if num_whole < flat.size:
+            blocks.append(self._buffers.of(self._block_bytes))
+            blocks[-1][: flat.size - num_whole] = flat[num_whole:]
+        self._client.put(self._namespace, names, blocks)
 
     def _read(self, key: str, num_bytes: int) -> Any:
         names = self._names(key, num_bytes)
