@@ -334,11 +334,14 @@ scorecard: $(VENV)/.ready
 	$(BIN)/python -m tests.scorecard --scale $(SCALE) $(ARGS)
 
 # Runs the commands of docs/claims.md again, as many as fit into an hour, and marks what drifted; ARGS="--claim NAME" for one. The
-# environment has torch, for claims about real KV, and the peers' own environments are made.
+# environment has torch and a model that is trained here, for claims about real KV, and the peers' own environments are made.
 .cache/peers/%/kvtier-recipe: | $(VENV)/.ready
 	$(BIN)/python -m bench.peers install $*
 
-claims: $(VENV)/.ready-demo .cache/peers/mooncake/kvtier-recipe .cache/peers/lmcache/kvtier-recipe
+.cache/compression/mha/trained.json: | $(VENV)/.ready-demo
+	$(BIN)/python -m bench.compression.train mha
+
+claims: $(VENV)/.ready-demo .cache/compression/mha/trained.json .cache/peers/mooncake/kvtier-recipe .cache/peers/lmcache/kvtier-recipe
 	$(BIN)/python -m tests.claims $(ARGS)
 
 clean:
