@@ -118,7 +118,8 @@ REASONS: dict[str, ErrorReason] = {
     "NOT_ENCRYPTED": ErrorReason(
         _PRECONDITION,
         CallerError,
-        "a tenant with records that are not encrypted is to be erased: no key can be destroyed",
+        "a tenant with records that are not encrypted is to be erased: no key can be destroyed; or a host "
+        "that encrypts is asked by one that stores in plain",
         "set encryption.master_key and restart; what was stored before stays on the device until overwritten",
     ),
     "BAD_SPAN": ErrorReason(

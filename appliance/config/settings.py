@@ -191,6 +191,11 @@ class Settings(Section):
         """Return `canonical()` as YAML that `load` reads back as an equal value."""
         return yaml.safe_dump(self.canonical(), sort_keys=False)
 
+    @property
+    def stores_in_plain(self) -> bool:
+        """Whether blocks are written to nvme or an object store as they are."""
+        return self.encryption.master_key is None and (self.tiers.nvme is not None or bool(self.object.url))
+
     def planner_options(self) -> PlannerOptions:
         """Return the options of the planner that settings choose; the rest keep their defaults."""
         limits, nvme = self.limits, self.tiers.nvme

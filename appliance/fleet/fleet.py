@@ -63,13 +63,14 @@ class Fleet:
         self._epoch = epoch
         self.meeting = self._open_meeting() if peers.directory.url else None
         self.index = self._open_index() if peers.directory.index else None
+        is_plain = settings.stores_in_plain
         self.hosts: Hosts | IndexedHosts
         if self.index is not None:
             self.hosts = self._indexed_hosts(self.index)
         else:
-            self.hosts = Hosts(epoch, self._tls, self._digests, lambda: self.edge.hosts_changed())
+            self.hosts = Hosts(epoch, self._tls, self._digests, lambda: self.edge.hosts_changed(), is_plain)
             self._members = FleetMembers(peers.hosts, self.hosts.set_members)
-        self.edge = PeerEdge(self.hosts, engines, appliance.step, appliance.clock, self._tls)
+        self.edge = PeerEdge(self.hosts, engines, appliance.step, appliance.clock, self._tls, is_plain)
         self.awaits = Awaits(self.hosts, appliance.step, appliance.clock)
         self.writer: HoldingsWriter | None = None
         self._running: Tasks[None] = Tasks()

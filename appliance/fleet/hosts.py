@@ -48,8 +48,10 @@ class Hosts:
         tls: FleetTls | None,
         digests: Callable[[], frozenset[bytes]],
         changed: Callable[[], None],
+        stores_in_plain: bool = False,
     ) -> None:
         self._epoch = epoch
+        self._stores_in_plain = stores_in_plain
         self._tls = tls
         self._digests = digests
         self._changed = changed
@@ -128,7 +130,10 @@ class Hosts:
     async def _follow(self, host: FleetHost, stub: "PeerServiceAsyncStub") -> None:
         """Take in what a host says; returns when this host has other namespaces than it was asked for."""
         digests = self._digests()
-        call = stub.WatchInventory(pb.WatchInventoryRequest(namespace_digests=sorted(digests)))
+        request = pb.WatchInventoryRequest(
+            namespace_digests=sorted(digests), stores_in_plain=self._stores_in_plain
+        )
+        call = stub.WatchInventory(request)
         coming = HostInventory()
         try:
             while self._digests() == digests:

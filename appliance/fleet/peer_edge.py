@@ -99,7 +99,9 @@ class PeerEdge:
         deliver: Callable[[Event], None],
         clock: Callable[[], float],
         tls: FleetTls | None,
+        stores_in_plain: bool = False,
     ) -> None:
+        self._stores_in_plain = stores_in_plain
         self._loop = asyncio.get_running_loop()
         self._hosts = hosts
         self._engines = engines
@@ -340,6 +342,7 @@ class PeerEdge:
             deadline_ms=max(1, int(wait_s * 1000)),
             urgency=urgency_to_wire(work.bundle.urgency),
             codecs=usable_codecs(),
+            stores_in_plain=self._stores_in_plain,
         )
         ticket = await host.stub.FetchBlocks(request, timeout=min(wait_s, TICKET_WAIT_S))
         num_payloads = ticket.num_blocks * work.bundle.identity.geometry.num_groups

@@ -85,8 +85,11 @@ class PeerService:
 
     `data_port`: where connections show tickets, once it is known. Owned by the event loop."""
 
-    def __init__(self, service: CacheService, events: EventLog, send_limit: int | None) -> None:
+    def __init__(
+        self, service: CacheService, events: EventLog, send_limit: int | None, is_encrypted: bool
+    ) -> None:
         self._service = service
+        self._is_encrypted = is_encrypted
         self._send_limit = send_limit or math.inf
         self._promised_until = 0.0  # when the bytes of all tickets so far may have been sent
         self._loop = asyncio.get_running_loop()
@@ -141,6 +144,7 @@ class PeerService:
         """Yield what this host holds of the namespaces asked for, then what changes."""
         if len(request.namespace_digests) > MAX_DIGESTS:
             raise error("BAD_REQUEST", f"{len(request.namespace_digests)} namespaces, limit {MAX_DIGESTS}")
+        self._check_encryption(request.stores_in_plain)
         async for message in self.holdings.watch(request.namespace_digests):
             yield message
 
@@ -155,6 +159,12 @@ class PeerService:
                     yield pb.AwaitBlocksResponse(num_blocks=num_blocks)
         except TimeoutError:
             pass
+
+    def _check_encryption(self, stores_in_plain: bool) -> None:
+        """Raise ApplianceError for a host that would write to a disk in plain what is encrypted here."""
+        if stores_in_plain and self._is_encrypted:
+            message = "this host encrypts what it stores; set encryption.master_key on the one that asks"
+            raise error("NOT_ENCRYPTED", message)
 
     def _asked(self, epoch: int, digest: bytes, packed: bytes) -> tuple[NamespaceEntry, list[bytes]]:
         """Return what a request of another host is about. Raises ApplianceError."""
@@ -171,6 +181,7 @@ class PeerService:
         """Return a ticket for the blocks that are here, from the first one on. Raises ApplianceError."""
         service = self._service
         namespace, names = self._asked(request.epoch, request.namespace_digest, request.prefix_hashes)
+        self._check_encryption(request.stores_in_plain)
         urgency = checks.urgency(request.urgency)
         self._admit(urgency)
         self._num_acquiring += 1

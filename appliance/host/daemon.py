@@ -134,7 +134,8 @@ class Daemon:
         self.service.profiles, self.service.book = self.assembly.profiles, self.assembly.book
         self.service.compression = settings.compression
         self.local: LocalServer | None = None
-        self.peers = PeerService(self.service, self.events, settings.peers.send_limit_bytes)
+        is_encrypted = settings.encryption.master_key is not None
+        self.peers = PeerService(self.service, self.events, settings.peers.send_limit_bytes, is_encrypted)
         more = (self.put_buffers, self.access)
         self._more, self._rank_path = build_handlers(self.service, self.peers, self.fleet, *more)
         if path is not None:

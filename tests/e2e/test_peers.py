@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import ssl
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
@@ -21,6 +22,7 @@ from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
 from ..contracts.kv_values import values_like_kv
+from ..ports import free_port
 from ..security.certificates import Authority, Pair
 from ..waiting import until
 from .fleet_hosts import CHAIN_BLOCKS, GEOMETRY, IDENTITY, TRANSPORT, Host, data_of, fleet, names_of
@@ -76,6 +78,30 @@ def test_between_hosts_blocks_go_encoded_where_the_policy_says_so(
         share = first.counter("peer_bytes_saved") / first.counter("peer_bytes_sent")
         is_encoded = codec == "exponents" and TRANSPORT == "tcp"  # what is pushed is not
         assert 0.1 < share < 0.6 if is_encoded else share == 0
+
+
+def test_a_host_that_encrypts_gives_nothing_to_one_that_would_store_it_in_plain(tmp_path: Path) -> None:
+    """A new host whose policy lacked the line wrote the blocks of all tenants of the fleet to its disk."""
+    (tmp_path / "key").write_text("5a" * 32)
+    (tmp_path / "key").chmod(0o600)
+    ports = [free_port(), free_port()]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    with ExitStack() as stack:
+        hosts = []
+        for number, more in enumerate(({"encryption.master_key": str(tmp_path / "key")}, {})):
+            folder = tmp_path / str(number)
+            nvme = {"tiers.nvme.path": str(folder / "nvme"), "tiers.nvme.capacity": "256MiB"}
+            hosts.append(Host(folder, ports[number], addresses, {**nvme, **more}))
+            stack.enter_context(hosts[-1].daemon)
+        first, second = hosts
+        first.put(1)
+        second.register()
+        second.daemon.wait_for_log("this host encrypts what it stores")
+        assert second.read(1) == 0
+        second.put(2)
+        first.register()
+        until(lambda: first.read(2) == CHAIN_BLOCKS)  # what lies in plain already is no secret
+        assert f"host {first.address} is not asked" in second.daemon.log.read_text()
 
 
 def test_what_is_decoded_gets_a_ticket_where_less_urgent_fetches_get_none(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ class WatchInventoryRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMESPACE_DIGESTS_FIELD_NUMBER: _builtins.int
+    STORES_IN_PLAIN_FIELD_NUMBER: _builtins.int
+    stores_in_plain: _builtins.bool
+    """The caller writes blocks to its nvme or object store as they are; a host that encrypts refuses."""
     @_builtins.property
     def namespace_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """that the caller has, 32 bytes each"""
@@ -35,10 +38,11 @@ class WatchInventoryRequest(_message.Message):
         self,
         *,
         namespace_digests: _abc.Iterable[_builtins.bytes] | None = ...,
+        stores_in_plain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace_digests", b"namespace_digests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace_digests", b"namespace_digests", "stores_in_plain", b"stores_in_plain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -135,6 +139,7 @@ class FetchBlocksRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     URGENCY_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
+    STORES_IN_PLAIN_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """of the host that is asked, as it told; another one: refused"""
     namespace_digest: _builtins.bytes
@@ -144,6 +149,8 @@ class FetchBlocksRequest(_message.Message):
     """until all of them have arrived"""
     urgency: _types_pb2.Urgency.ValueType
     """of the request that waits for them; unspecified: queued"""
+    stores_in_plain: _builtins.bool
+    """as in WatchInventoryRequest"""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """numbers of the exact codecs that the caller reads; none: payloads as they are"""
@@ -157,10 +164,11 @@ class FetchBlocksRequest(_message.Message):
         deadline_ms: _builtins.int = ...,
         urgency: _types_pb2.Urgency.ValueType = ...,
         codecs: _abc.Iterable[_builtins.int] | None = ...,
+        stores_in_plain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "deadline_ms", b"deadline_ms", "epoch", b"epoch", "namespace_digest", b"namespace_digest", "prefix_hashes", b"prefix_hashes", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "deadline_ms", b"deadline_ms", "epoch", b"epoch", "namespace_digest", b"namespace_digest", "prefix_hashes", b"prefix_hashes", "stores_in_plain", b"stores_in_plain", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
