@@ -57,8 +57,12 @@ from .verification import SegmentVerifier
 log = logging.getLogger(__name__)
 
 _MAX_RECOVERY_THREADS = 4
-#: Reasons that every crash leaves behind, and that were wanted.
-HARMLESS = {"segment_unsealed", "tenant_erased", "key_unknown"}
+#: Reasons that restarts, erasures and copies forward leave behind, in words.
+_HARMLESS = {
+    "segment_unsealed": "segments that were being written",
+    "tenant_erased": "records of erased tenants",
+    "duplicate": "older copies of records",
+}
 
 
 class ColdStore:
@@ -331,16 +335,18 @@ class ColdStore:
         in_order = [number for number in self._manifest.state.lives if number in found]
         gone = [number for number in found if number not in self._manifest.state.lives]
         recovered = assemble([found[number][1] for number in in_order + gone], namespaces)
-        recovered.reasons.update(self._reasons)
-        if num_locked := recovered.reasons["key_unknown"]:
+        (reasons := recovered.reasons).update(self._reasons)
+        if num_locked := reasons["key_unknown"]:
             log.warning(
                 "cold store %s: %d records need a key that is not there; set encryption.master_key to what "
                 "it was, and start again, before they are overwritten",
                 self.directory,
                 num_locked,
             )
-        if recovered.reasons.keys() - HARMLESS:
-            log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))
+        if harmless := [f"{words}: {reasons[name]}" for name, words in _HARMLESS.items() if reasons[name]]:
+            log.info("cold store %s: no damage, but left behind: %s", self.directory, ", ".join(harmless))
+        if damage := {n: reasons[n] for n in reasons if n not in _HARMLESS and n != "key_unknown"}:
+            log.warning("cold store %s was damaged: %s", self.directory, damage)
         count_unreadable(recovered, self.codecs.can_read)
         return recovered
 

@@ -94,11 +94,14 @@ def test_a_flipped_header_byte_is_found_when_it_is_read(store: tuple[Path, Accep
 
 
 @pytest.mark.parametrize("offset", [0, 30, 60, PAGE_BYTES + 5, PAGE_BYTES + 200])
-def test_a_damaged_footer_costs_a_scan_and_nothing_else(store: tuple[Path, Accepted], offset: int) -> None:
+def test_a_damaged_footer_costs_a_scan_and_nothing_else(
+    store: tuple[Path, Accepted], offset: int, caplog: pytest.LogCaptureFixture
+) -> None:
     directory, accepted = store
     flip(segment_path(directory, 1), FOOTER_AT + offset)
     again = reopen(directory, accepted, set(accepted))
     assert again.recovered.reasons["footer_damaged"] == 1
+    assert "was damaged: {'footer_damaged': 1}" in caplog.text, "the unsealed segment is no damage"
     with cold(directory) as third:
         assert "footer_damaged" not in third.recovered.reasons, "it was written anew"
 

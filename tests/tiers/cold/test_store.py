@@ -258,7 +258,10 @@ def test_more_namespaces_than_a_footer_can_name_are_refused(
         assert opened.recovered.num_records == 2
 
 
-def test_of_two_records_of_a_fragment_the_newest_wins(tmp_path: Path) -> None:
+def test_of_two_records_of_a_fragment_the_newest_wins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     with cold(tmp_path) as opened:
         opened.put([1, 2])
         opened.seal()
@@ -270,6 +273,8 @@ def test_of_two_records_of_a_fragment_the_newest_wins(tmp_path: Path) -> None:
         assert found == newest
         assert again.recovered.reasons == {"duplicate": 1}
         assert [segment.num_live for segment in again.recovered.segments] == [1, 2]
+    assert "no damage, but left behind: older copies of records: 1" in caplog.text
+    assert "WARNING" not in caplog.text
 
 
 # ----------------------------------------------------------------------------------------- failures

@@ -85,7 +85,10 @@ def test_the_key_file_says_nothing_without_the_master_key(tmp_path: Path) -> Non
 # -------------------------------------------------------------------------------------- erasing
 
 
-def test_an_erased_tenant_is_gone_here_and_after_a_restart(tmp_path: Path) -> None:
+def test_an_erased_tenant_is_gone_here_and_after_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     with cold(tmp_path, master_key=MASTER) as opened:
         red = put_plain(opened, RED, 1, 2) + put_plain(opened, RED_EU, 3)
         blue = put_plain(opened, BLUE, 4)
@@ -109,6 +112,8 @@ def test_an_erased_tenant_is_gone_here_and_after_a_restart(tmp_path: Path) -> No
         assert set(again.recovered.records["place"].tolist()) == {*blue, new}
         live = {segment.number: segment.num_live for segment in again.recovered.segments}
         assert sum(live.values()) == 2, "what the erased records took comes back with their segment"
+    assert "segments that were being written: 1, records of erased tenants: 3" in caplog.text
+    assert "was damaged" not in caplog.text
 
 
 def test_what_was_stored_before_there_was_encryption_does_not_come_back_either(tmp_path: Path) -> None:
