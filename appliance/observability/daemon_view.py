@@ -181,7 +181,7 @@ class DaemonView:
             ],
             **status.usage.bytes(),
             "fetches": {**fetches, "not_worth": story.get("fetches_not_worth_it", 0)},
-            "num_blocks_fetched": story.get("blocks_fetched", 0),
+            "num_blocks_fetched": self.source.counters["blocks_fetched"],
             "exports": {outcome: story.get(name, 0) for outcome, name in EXPORT_OUTCOMES.items()},
             "exported_day_bytes": budget.written(self.clock()),
             "daily_bytes": budget.daily_bytes,

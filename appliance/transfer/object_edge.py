@@ -385,6 +385,9 @@ class ObjectEdge:
             self.counters["bytes_received"] += result.num_bytes
             cause = result.cause if failure is None else cause_of(failure)
             self.counters[f"fetches_{'arrived' if cause is None else cause.value}"] += 1
+            if cause is None:
+                blocks = {item.source for _, items in work.batches for item in items}
+                self.counters["blocks_fetched"] += len(blocks)
             if failure is not None:
                 self._fail_batches(work, result.open_copies, cause_of(failure))
         elif failure is not None:

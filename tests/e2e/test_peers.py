@@ -227,6 +227,18 @@ def test_hosts_with_another_namespace_tell_each_other_nothing(tmp_path: Path) ->
         until(lambda: second.read(1, other) == CHAIN_BLOCKS)
 
 
+def test_blocks_of_another_host_are_not_counted_as_the_stores(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    (store := tmp_path / "store").mkdir()
+    with fleet(tmp_path, 2, object__url=f"file://{store}") as (first, second):
+        until(lambda: second.status().source.is_open)
+        first.put(1)
+        until(lambda: second.read(1) == CHAIN_BLOCKS)
+        assert second.counter("blocks_fetched") == CHAIN_BLOCKS
+        source = second.status().source
+        assert (source.fetches["arrived"], source.num_blocks_fetched) == (0, 0)
+
+
 def test_the_page_is_told_who_holds_what_and_what_flowed(tmp_path: Path) -> None:
     with fleet(tmp_path, 2) as (first, second):
         first.put(1)
