@@ -276,15 +276,21 @@ class FleetKeys:
                 return self._note(tenant, name, DataKey(wrap.key_id, opened[1]))
         self._useless[name] = wrap
         if wrap.key_id != _MARK:
-            words = "nothing of its tenant is fetched or exported until it is deleted, or the tenant erased"
-            log.error("%s %s; %s (`kvtier objects erase-tenant`)", name, self._what_it_is(wrap), words)
+            log.error(
+                "key of %s in the object store, %s: %s; nothing of it is fetched or exported until then",
+                tenant or "common:",
+                str(name),
+                self._what_it_is(wrap),
+            )
         return None
 
     def _what_it_is(self, wrap: _Wrap) -> str:
-        is_foreign = wrap.key_id > _MARK and wrap.master not in self._masters.ids
-        return (
-            f"was made by another master key, {wrap.master[:8]}" if is_foreign else "is damaged, or was moved"
-        )
+        """Return what is wrong with a wrap, and what mends it."""
+        erase = "erase the tenant (`kvtier objects erase-tenant`)"
+        if wrap.key_id <= _MARK or wrap.master in self._masters.ids:
+            return f"is damaged, or was moved; delete it, or {erase}"
+        fix = "put its line below the others in encryption.master_key, on top where it is the new one"
+        return f"was made by another master key, {wrap.master[:8]}; {fix}; only when it is lost, {erase}"
 
     def _make(self, tenant: str) -> DataKey:
         """Give a tenant its first key, or the next one after an erasure."""

@@ -8,6 +8,7 @@ from threading import Barrier, Event
 
 import pytest
 
+from kvtier.appliance.observability.logs import message
 from kvtier.sources.objects.fleet_keys import MAX_AGE_S, MAX_LISTED, FleetKeys, erase_tenant
 from kvtier.sources.objects.keys import TENANT_KEYS, TenantKeyName, bundle_key, tenant_folder
 from kvtier.sources.objects.layout import BundleChain
@@ -323,6 +324,27 @@ def test_another_master_key_wraps_the_same_data_keys(tmp_path: Path) -> None:
         other.key_for_writing(BLUE)
     other.take(MasterKeys(NEW, OLD))
     assert other.key_for_writing(BLUE) == keys[BLUE]
+
+
+def test_a_host_with_the_old_master_key_is_told_which_tenant_misses_which_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of an exchange: told once, the line first, and erasing only where that is lost."""
+    first, behind = host(tmp_path, NEW, OLD), host(tmp_path)
+    first.key_for_writing(RED)
+    behind.refresh(0)
+    for _ in range(3):
+        behind.refresh(0)
+        assert behind.names(RED) is None
+        with pytest.raises(CopyError, match="another master key"):
+            behind.key_for_writing(RED)
+    [said] = [message(record) for record in caplog.records]
+    assert f"key of {RED} in the object store, {TENANT_KEYS}" in said
+    assert f"another master key, {MasterKeys(NEW).current_id[:8]}; put its line below the others" in said
+    assert "<" not in said
+    assert said.index("below the others") < said.index("only when it is lost") < said.index("erase-tenant")
+    behind.take(MasterKeys(OLD, NEW))
+    assert behind.key_for_writing(RED) == first.key_for_writing(RED)
 
 
 def test_a_key_that_is_erased_while_it_is_wrapped_anew_stays_erased(tmp_path: Path) -> None:
