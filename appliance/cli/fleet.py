@@ -11,7 +11,7 @@ from ...v1 import admin_pb2, kvcache_pb2
 from ...v1.kvcache_pb2_grpc import KVCacheServiceStub
 from ...v1.shm import HASH_BYTES
 from ..config.units import about_bytes, about_duration, count
-from ..observability.daemon_view import of_prefix
+from ..counters import of_prefix
 from .output import console, new_table, plain, print_json
 from .target import TIMEOUT_S, Failed, admin, called, json_option, resolve, target_option
 

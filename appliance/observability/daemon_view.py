@@ -15,6 +15,7 @@ from ...tiers.block import Tier
 from ...tiers.codecs.records import CodecStatistics
 from ...tiers.cold.engine import ColdStore
 from ..core.worth import day_bill
+from ..counters import of_prefix
 from ..event_log import EventLog
 from ..fleet.fleet import Fleet
 from ..histogram import Histogram
@@ -40,15 +41,6 @@ EXPORT_OUTCOMES = {
     },
 }
 READY, STALLED, DRAINING, FAILED = "serving", "stalled", "draining", "failed"
-
-
-def of_prefix(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
-    """Return the counters that begin with `prefix`, by the rest of their name."""
-    return {
-        name.removeprefix(prefix): number
-        for name, number in sorted(counters.items())
-        if name.startswith(prefix)
-    }
 
 
 class DaemonView:

@@ -6,8 +6,9 @@ from typing import Any, TypeAlias
 
 from ... import __version__
 from ..config import COMMON
+from ..counters import of_prefix
 from . import holdings
-from .daemon_view import READY, DaemonView, of_prefix
+from .daemon_view import READY, DaemonView
 from .metrics import Reading, Value
 
 Reader: TypeAlias = Callable[[DaemonView], Reading]
