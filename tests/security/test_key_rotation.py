@@ -1,6 +1,5 @@
 """Another master key for a real daemon: while it runs, at a start, and when the file is a mistake."""
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,9 +48,7 @@ def unwatched(source: Loaded) -> Iterator[Served]:
 
 async def _close_eyes(daemon: Any) -> None:
     assert len(daemon._watching) == 2, "the policy and the master keys"
-    for watching in daemon._watching:
-        watching.cancel()
-    await asyncio.gather(*daemon._watching, return_exceptions=True)
+    await daemon._watching.stop()
 
 
 def uses(served: Served) -> list[tuple[str, bool, int]]:

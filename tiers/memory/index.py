@@ -44,6 +44,7 @@ class IndexWriter(ProbedTable):
         super().__init__("index", log2_entries, MAX_PROBES, num_bytes, INDEX_HEADER_BYTES, fix)
         if keeper is not None:
             keeper.keep(name, self.descriptor)
+        self.seal()
         is_ordered = MEMORY_IS_ORDERED or native is not None
         header = np.array((INDEX_MAGIC, INDEX_VERSION, log2_entries, epoch, is_ordered), INDEX_HEADER)
         self._header[: INDEX_HEADER.itemsize] = header.tobytes()

@@ -17,7 +17,8 @@ from . import memfd
 class ProbedTable:
     """The writable side of a table. Used by one thread; readers need no permission. Raises SharedMemoryError.
 
-    `kind` is what audits call it, `fix` what the error for lack of memory says."""
+    Not sealed yet: only what is not can be kept over the end of this process (keeper.py). `kind` is what
+    audits call it, `fix` what the error for lack of memory says."""
 
     def __init__(
         self, kind: str, log2_entries: int, max_probes: int, num_bytes: int, header_bytes: int, fix: str
@@ -30,9 +31,12 @@ class ProbedTable:
         self._max_probes = max_probes
         self._mask = (1 << log2_entries) - 1
         self.descriptor, self._mapping = memfd.create_mapped(f"kvtier-{kind}", num_bytes, fix)
-        memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
         self._header = memoryview(self._mapping)[:header_bytes]
         self._words = memoryview(self._mapping)[header_bytes:].cast("Q")  # tag, value, tag, value, ...
+
+    def seal(self) -> None:
+        """Let nothing but this mapping write to the table."""
+        memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
 
     def _take_out(self, position: int) -> None:
         """Take the entry at `position` out."""

@@ -35,6 +35,7 @@ class ResidenceWriter(ProbedTable):
     def __init__(self, log2_entries: int, epoch: int, slowest: int) -> None:
         num_bytes, fix = file_bytes(log2_entries), "raise RLIMIT_NOFILE and RLIMIT_AS"
         super().__init__("residence", log2_entries, MAX_PROBES, num_bytes, HEADER_BYTES, fix)
+        self.seal()
         HEAD.pack_into(self._header, 0, MAGIC, VERSION, log2_entries, epoch, slowest, 0)
         self._head = self._header.cast("Q")
 
