@@ -9,6 +9,7 @@ A dict beside the table (tag to position) was rejected: walking at most 32 entri
 one is as fast, and there is nothing to keep in step.
 """
 
+import os
 import threading
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from ...native import MEMORY_IS_ORDERED, native, order_stores
 from ...v1.shm import (
     EMPTY_TAG,
+    INDEX_ENTRY,
     INDEX_HEADER,
     INDEX_HEADER_BYTES,
     INDEX_MAGIC,
@@ -26,7 +28,6 @@ from ...v1.shm import (
 )
 from . import memfd
 from .keeper import Keeper
-from .probing import ProbedTable
 
 INDEX_NAME = "kvtier-index-"  # then domain and epoch
 
@@ -36,18 +37,29 @@ def log2_entries_for(num_places: int) -> int:
     return max(MAX_PROBES.bit_length(), (2 * num_places - 1).bit_length())
 
 
-class IndexWriter(ProbedTable):
-    """The writable side of one domain's index: entries of a tag and a place."""
+class IndexWriter:
+    """The writable side of one domain's index. Used by one thread; readers need no permission.
+
+    Raises SharedMemoryError when the host has no memory for it.
+    """
 
     def __init__(self, log2_entries: int, epoch: int, name: str = "", keeper: Keeper | None = None) -> None:
-        num_bytes, fix = index_file_bytes(log2_entries), "make the memory tiers smaller"
-        super().__init__("index", log2_entries, MAX_PROBES, num_bytes, INDEX_HEADER_BYTES, fix)
+        assert 1 << log2_entries >= MAX_PROBES
+        self.num_entries = 0
+        self.num_tombstones = 0
+        self.num_dropped = 0  # since the start: had no room within MAX_PROBES
+        self._mask = (1 << log2_entries) - 1
+        self.descriptor, self._mapping = memfd.create_mapped(
+            "kvtier-index", index_file_bytes(log2_entries), "make the memory tiers smaller"
+        )
         if keeper is not None:
             keeper.keep(name, self.descriptor)
-        self.seal()
+        memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
         is_ordered = MEMORY_IS_ORDERED or native is not None
         header = np.array((INDEX_MAGIC, INDEX_VERSION, log2_entries, epoch, is_ordered), INDEX_HEADER)
-        self._header[: INDEX_HEADER.itemsize] = header.tobytes()
+        whole = memoryview(self._mapping)
+        whole[: INDEX_HEADER.itemsize] = header.tobytes()
+        self._words = whole[INDEX_HEADER_BYTES:].cast("Q")  # tag, place, tag, place, ...
 
     def insert(self, tag: int, place: int) -> bool:
         """Enter (tag, place); False, counted, when there is no room within MAX_PROBES."""
@@ -86,22 +98,56 @@ class IndexWriter(ProbedTable):
             word = (position & mask) << 1
             there = words[word]
             if there == tag and words[word + 1] == place:
-                self._take_out(position)
+                words[word] = TOMBSTONE_TAG
+                self.num_entries -= 1
+                self.num_tombstones += 1
+                if words[(position + 1 & mask) << 1] == EMPTY_TAG:
+                    self._clear_tombstones_before(position)
                 return True
             if there == EMPTY_TAG:
                 return False
         return False
+
+    def _clear_tombstones_before(self, position: int) -> None:
+        """Empty the run of tombstones that ends at `position`: behind it no search goes on anyway."""
+        words, mask = self._words, self._mask
+        while words[(position & mask) << 1] == TOMBSTONE_TAG:
+            words[(position & mask) << 1] = EMPTY_TAG
+            self.num_tombstones -= 1
+            position -= 1
 
     def prefault(self) -> None:
         """Make all pages now. Releases the GIL; else an insert into a new page takes microseconds more."""
         memfd.populate(self.descriptor, self._mapping, 0, len(self._mapping))
 
     def check_integrity(self) -> list[str]:
-        """Audit: as every table, and no entry is there twice."""
-        table = self._table()
-        live = table[table[:, 0] > TOMBSTONE_TAG]
-        is_twice = len(np.unique(live, axis=0)) != len(live)
-        return super().check_integrity() + ["index: an entry is there twice"] * is_twice
+        """Audit: counts equal what the table holds, every entry can be reached, none is there twice."""
+        problems = []
+        table = np.frombuffer(self._words, INDEX_ENTRY)
+        tags = table["tag"]
+        live = np.flatnonzero(tags > TOMBSTONE_TAG)
+        if len(live) != self.num_entries:
+            problems.append(f"index: {len(live)} entries, counted {self.num_entries}")
+        num_tombstones = int(np.count_nonzero(tags == TOMBSTONE_TAG))
+        if num_tombstones != self.num_tombstones:
+            problems.append(f"index: {num_tombstones} tombstones, counted {self.num_tombstones}")
+        if len(np.unique(table[live])) != len(live):
+            problems.append("index: an entry is there twice")
+        distance = live.astype(np.uint64) - tags[live] & np.uint64(self._mask)
+        if np.any(distance >= MAX_PROBES):
+            problems.append("index: an entry is further than MAX_PROBES from where it is looked for")
+        for start, steps in zip(live.tolist(), distance.tolist(), strict=True):
+            before = tags[np.arange(start - steps, start) & self._mask]
+            if np.any(before == EMPTY_TAG):
+                problems.append(f"index: entry {start} stands behind an empty one")
+        return problems
+
+    def close(self) -> None:
+        """Unmap and close. Idempotent; clients keep what they mapped."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            self._words.release()
 
 
 class Indexes:

@@ -7,10 +7,15 @@ Its size is fixed, because clients map it. One that is half full is replaced by 
 (appliance/server/residences.py), which knows all blocks.
 """
 
+import os
+
+import numpy as np
+
 from ...native import native, order_stores
 from ...v1.residence import (
     EDGE,
     EDGE_OFFSET,
+    ENTRY_BYTES,
     HEAD,
     HEADER_BYTES,
     MAGIC,
@@ -24,25 +29,34 @@ from ...v1.residence import (
     keys_of,
 )
 from ...v1.shm import EMPTY_TAG, HASH_BYTES, TOMBSTONE_TAG
-from .probing import ProbedTable
+from . import memfd
 
 NOT_HERE = 0  # the code that takes a block out
 
 
-class ResidenceWriter(ProbedTable):
-    """The writable side of a table of 2**log2_entries. One that dropped something says less than there is."""
+class ResidenceWriter:
+    """The writable side of a table of 2**log2_entries. Used by one thread. Raises SharedMemoryError."""
 
     def __init__(self, log2_entries: int, epoch: int, slowest: int) -> None:
-        num_bytes, fix = file_bytes(log2_entries), "raise RLIMIT_NOFILE and RLIMIT_AS"
-        super().__init__("residence", log2_entries, MAX_PROBES, num_bytes, HEADER_BYTES, fix)
-        self.seal()
-        HEAD.pack_into(self._header, 0, MAGIC, VERSION, log2_entries, epoch, slowest, 0)
-        self._head = self._header.cast("Q")
+        assert 1 << log2_entries >= MAX_PROBES
+        self.log2_entries = log2_entries
+        self.num_entries = 0
+        self.num_tombstones = 0
+        self.num_dropped = 0  # found no room: what is not here may be somewhere
+        self.descriptor, self._mapping = memfd.create_mapped(
+            "kvtier-residence", file_bytes(log2_entries), "raise RLIMIT_NOFILE and RLIMIT_AS"
+        )
+        self._whole = memoryview(self._mapping)
+        HEAD.pack_into(self._whole, 0, MAGIC, VERSION, log2_entries, epoch, slowest, 0)
+        memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
+        self._head = self._whole[:HEADER_BYTES].cast("Q")
+        self._words = self._whole[HEADER_BYTES:].cast("Q")
+        self._mask = (1 << log2_entries) - 1
 
     @property
     def is_half_full(self) -> bool:
         """Whether searches become long."""
-        return 2 * (self.num_entries + self.num_tombstones) > self._mask + 1
+        return 2 * (self.num_entries + self.num_tombstones) > 1 << self.log2_entries
 
     def set(self, names: bytes, namespace_id: int, code: int) -> None:
         """Set the tier of each of `names`, 32 bytes each, by its number on the wire; NOT_HERE: in none."""
@@ -81,6 +95,18 @@ class ResidenceWriter(ProbedTable):
         words[room + 1] = check | code  # before the tag: a reader that sees that sees this
         words[room] = tag
 
+    def _take_out(self, position: int) -> None:
+        words, mask = self._words, self._mask
+        words[(position & mask) << 1] = TOMBSTONE_TAG
+        self.num_entries -= 1
+        self.num_tombstones += 1
+        if words[(position + 1 & mask) << 1] != EMPTY_TAG:
+            return
+        while words[(position & mask) << 1] == TOMBSTONE_TAG:  # behind them no search goes on anyway
+            words[(position & mask) << 1] = EMPTY_TAG
+            self.num_tombstones -= 1
+            position -= 1
+
     def set_state(self, state: int) -> None:
         """Say what it means that a block is not here."""
         self._head[STATE_OFFSET // 8] = state
@@ -95,19 +121,38 @@ class ResidenceWriter(ProbedTable):
             self._price(SPEEDS_OFFSET + number * SPEED.size, SPEED.pack(0, *speed))
 
     def _price(self, offset: int, packed: bytes) -> None:
-        if self._header[offset + 8 : offset + len(packed)] == packed[8:]:
+        if self._whole[offset + 8 : offset + len(packed)] == packed[8:]:
             return
         word = offset // 8
         version = self._head[word]
         self._head[word] = version + 1
         if order_stores is not None:
             order_stores()
-        self._header[offset + 8 : offset + len(packed)] = packed[8:]
+        self._whole[offset + 8 : offset + len(packed)] = packed[8:]
         if order_stores is not None:
             order_stores()
         self._head[word] = version + 2
 
+    def check_integrity(self) -> list[str]:
+        """Audit: counts equal what the table holds, every entry can be reached."""
+        table = np.frombuffer(self._words, np.uint64).reshape(-1, ENTRY_BYTES // 8)
+        tags, problems = table[:, 0], []
+        live = np.flatnonzero(tags > TOMBSTONE_TAG)
+        num_tombstones = int(np.count_nonzero(tags == TOMBSTONE_TAG))
+        if (len(live), num_tombstones) != (self.num_entries, self.num_tombstones):
+            counted = f"{self.num_entries} entries and {self.num_tombstones} tombstones"
+            problems.append(f"residence: counted {counted}, holds {len(live)} and {num_tombstones}")
+        distance = live.astype(np.uint64) - tags[live] & np.uint64(self._mask)
+        for start, steps in zip(live.tolist(), distance.tolist(), strict=True):
+            before = tags[np.arange(start - steps, start) & self._mask] if steps < MAX_PROBES else tags[:0]
+            if steps >= MAX_PROBES or np.any(before == EMPTY_TAG):
+                problems.append(f"residence: entry {start} cannot be found")
+        return problems
+
     def close(self) -> None:
         """Unmap and close. Idempotent; clients keep what they mapped."""
-        self._head.release()
-        super().close()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            self._words.release()
+            self._head.release()
