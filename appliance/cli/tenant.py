@@ -155,4 +155,3 @@ def erase(name: str, yes: bool, target: str | None, as_json: bool) -> None:
         return
     key = "its key is destroyed" if answer.had_key else "there was no key of it"
     console().print(f"erased {name}: {key}, {answer.num_blocks:,} blocks forgotten")
-    console().print("until a restart nothing of it comes here from other hosts or an object store")

@@ -83,8 +83,9 @@ class Pushing:
 
     async def stop(self) -> None:
         """End the process; no memory is read or written afterwards. Idempotent."""
+        self._pushes.cancel()  # before the process that they wait for ends
         await end([self._keeping])
-        await self._pushes.stop()
+        await self._pushes.settle()
         await asyncio.to_thread(self._copiers.shutdown)
 
     async def _keep(self) -> None:
