@@ -58,6 +58,7 @@ class Daemon:
         self._has_own_session = has_own_session
         self._process: subprocess.Popen[bytes] | None = None  # the supervisor
         self._child = 0
+        self._log_start = 0  # where the log of this start begins
 
     def __enter__(self) -> Self:
         try:
@@ -78,6 +79,7 @@ class Daemon:
     def launch(self) -> None:
         """Start, and do not wait."""
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, start_new_session=self._has_own_session
             )
@@ -105,10 +107,10 @@ class Daemon:
         assert self._process is not None
         return self._process.pid
 
-    def wait_for_log(self, words: str, num_times: int = 1) -> None:
-        """Wait until it has said something so many times."""
+    def wait_for_log(self, words: str) -> None:
+        """Wait until it has said something since it was last started."""
         until(
-            lambda: self.log.read_text().count(words) >= num_times,
+            lambda: words.encode() in self.log.read_bytes()[self._log_start :],
             lambda: f"not said:\n{self.log.read_text()}",
             pause_s=0.05,
         )
