@@ -95,6 +95,9 @@ class Appliance:
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
         self._store, self._log_tier = backends.store, backends.ladder.log_tier
         self.store_tasks = StoreTasks(self._loop, self.counters, self._lose_store, self._regain_store)
+        self._is_checking_store = False
+        if self._store is not None:
+            self._store.on_failed_write(self._write_failed)
         self.num_ticks = 0  # deadlines of the planner that were kept
         self._num_namespaces_storing = 0
         self._pending: deque[Event] = deque()
@@ -287,10 +290,31 @@ class Appliance:
     def _seal(self, instruction: SealSegment) -> None:
         """A segment that cannot be sealed still serves its records; only a restart has to scan it."""
         assert self._store is not None
-        self.store_tasks.run_for_segment("seal", self._store.seal, instruction.segment, self._sealed)
+        segment = instruction.segment
 
-    def _sealed(self, well: bool) -> None:
-        self.counters["segments_sealed" if well else "segments_suspect"] += 1
+        def sealed(well: bool) -> None:
+            self.counters["segments_sealed" if well else "segments_suspect"] += 1
+            if not well:
+                self._check_store(segment)
+
+        self.store_tasks.run_for_segment("seal", self._store.seal, segment, sealed)
+
+    def _write_failed(self, segment: int) -> None:
+        """Called by a worker thread."""
+        self._loop.call_soon_threadsafe(self._check_store, segment)
+
+    def _check_store(self, segment: int) -> None:
+        """After a write that failed: is it this place, or can nothing be written? Then the tier is lost until
+        something can; one check at a time."""
+        if self._is_checking_store:
+            return
+        self._is_checking_store = True
+
+        def checked(_: None) -> None:
+            self._is_checking_store = False
+
+        assert self._store is not None
+        self.store_tasks.run_for_segment("write", self._store.check_writable, segment, checked)
 
     def _free(self, instruction: FreeSegment) -> None:
         assert self._store is not None
@@ -339,7 +363,7 @@ class Appliance:
         """Take the cold store back: the last of the calls that failed has succeeded."""
         log.info("tier %s is back", self._log_tier.label)
         self.mover.admit(self._log_tier)
-        self.step(TierLost(self._log_tier, False, "its metadata can be written again"))
+        self.step(TierLost(self._log_tier, False, "it can be written again"))
 
     def lose_tier(self, tier: Tier, reason: str) -> None:
         """Copy nothing into a tier from now on; what it held is a miss."""

@@ -43,6 +43,9 @@ class Cause(Enum):
     UNREADABLE = "unreadable"  # what its codec needs is missing: readable again when that is back
 
 
+DISK_CAUSES = (Cause.IO_ERROR, Cause.SHORT_TRANSFER, Cause.NO_SPACE)  # those of failing system calls
+
+
 class CopyError(Exception):
     """A copy of one fragment failed; `cause` says why. Never carries payload bytes in its message."""
 

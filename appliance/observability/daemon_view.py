@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...policies.registry import PolicyChoice
-from ...tiers.base import Cause
+from ...tiers.base import DISK_CAUSES, Cause
 from ...tiers.block import Tier
 from ...tiers.codecs.records import CodecStatistics
 from ...tiers.cold.engine import ColdStore
@@ -189,9 +189,12 @@ class DaemonView:
         return self.appliance.mover.shares.named
 
     def nvme_failures(self) -> dict[Cause, int]:
-        """Return how often a record of the cold store was not read or written, by cause."""
+        """Return how often a record of the cold store was not read or written, by cause; those of the disk
+        always, because an alert looks at how they grow."""
         engine = self.appliance.engines.get(self.planner.core.ladder.log_tier)
-        return engine.statistics().failures if isinstance(engine, ColdStore) else {}
+        if not isinstance(engine, ColdStore):
+            return {}
+        return dict.fromkeys(DISK_CAUSES, 0) | engine.statistics().failures
 
     def codecs(self) -> list[CodecStatistics]:
         """Return what each codec of the cold store did."""

@@ -1,5 +1,7 @@
 """Checks of places and of the daemon: sockets, ports, the cold store's directory, a daemon that runs."""
 
+import errno
+import os
 from collections.abc import Iterator
 
 from ..config import Settings
@@ -10,6 +12,12 @@ from .verdicts import Check, fail, ok, warn
 MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
 PATH, CAPACITY = "tiers.nvme.path", "tiers.nvme.capacity"
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse", "virtiofs", "lustre"}
+NO_DIRECT_IO = {errno.EINVAL, errno.EOPNOTSUPP, errno.EISDIR}  # of a file system that has none
+WRITE_FIXES = {
+    errno.EROFS: "mount it for writing; `dmesg` says whether the kernel ended that after an error",
+    errno.ENOSPC: "make room: the manifest grows beside the segments",
+    errno.EDQUOT: "raise the quota of the daemon's user: the manifest grows beside the segments",
+}
 
 
 def check_listen(listen: Listen, daemon: RunningDaemon) -> Check:
@@ -63,6 +71,10 @@ def check_directory(directory: Directory | None, settings: Settings, running: bo
     if directory.is_something_else:
         yield fail(name, f"{path} is no directory", f"set {PATH} to a directory", PATH)
         return
+    if directory.write_errno not in (0, *NO_DIRECT_IO):
+        fix = WRITE_FIXES.get(directory.write_errno, "look at the device, and what `dmesg` says of it")
+        yield fail(name, f"{path} cannot be written ({os.strerror(directory.write_errno)})", fix, PATH)
+        return
     if not directory.is_writable:
         yield fail(name, f"{path} is not writable", f"chown it to the daemon's user, or change {PATH}", PATH)
         return
@@ -74,8 +86,9 @@ def check_directory(directory: Directory | None, settings: Settings, running: bo
         yield warn(name, "is in the container's own layer", f"mount a volume at {PATH}")
     else:
         yield ok(name, f"{directory.filesystem}, {'exists' if directory.exists else 'will be created'}")
-    if directory.direct_error:
-        what = f"{directory.direct_error}; the slower aiofiles back end would serve it"
+    if directory.write_errno:
+        reason = os.strerror(directory.write_errno)
+        what = f"direct I/O is refused ({reason}); the slower aiofiles back end would serve it"
         yield warn("nvme direct I/O", what, "use ext4 or xfs")
     else:
         yield ok("nvme direct I/O", "accepted")

@@ -6,6 +6,7 @@ for a moment, can stop a daemon that is just starting.
 """
 
 import ctypes
+import errno
 import os
 import platform
 import resource
@@ -121,7 +122,7 @@ class Directory:
     filesystem: str
     free_bytes: int
     own_bytes: int  # of segment files already there
-    direct_error: str  # empty: O_DIRECT is accepted
+    write_errno: int  # 0: a file can be written past the page cache, or it was not tried
     lock_holder: str  # "pid 17"; empty: not locked
 
 
@@ -340,7 +341,11 @@ def gather_directory(path: Path) -> Directory:
         filesystem=filesystem_of(existing, read_text(Path("/proc/self/mountinfo"))),
         free_bytes=space.f_bavail * space.f_frsize,
         own_bytes=sum(map(probes.allocated_bytes, files)),
-        direct_error=probes.direct_error(existing) if writable else "",
+        write_errno=errno.EROFS
+        if space.f_flag & os.ST_RDONLY
+        else probes.write_errno(existing)
+        if writable
+        else 0,
         lock_holder=probes.lock_holder(path / "lock"),
     )
 

@@ -1,5 +1,6 @@
 """How the facts are found: one small question to the kernel each, answered without leaving a trace."""
 
+import errno
 import importlib.util
 import mmap
 import os
@@ -155,22 +156,16 @@ def has_capability(number: int) -> bool:
     return False
 
 
-def direct_error(directory: Path) -> str:
-    """Return why direct I/O fails in a directory, empty when it works. Tries it on a file without a name."""
-    page = mmap.mmap(-1, PAGE_BYTES)
+def write_errno(directory: Path) -> int:
+    """Return why direct I/O fails in a directory, 0 when it works. Tries it on a file without a name."""
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+        with open(fd, "rb"), mmap.mmap(-1, PAGE_BYTES) as page:
+            os.pwritev(fd, [page], 0)
+            os.preadv(fd, [page], 0)
     except OSError as error:
-        return f"a file opened past the page cache is refused ({error.strerror})"
-    try:
-        os.pwritev(fd, [page], 0)
-        os.preadv(fd, [page], 0)
-    except OSError as error:
-        return f"direct I/O is refused ({error.strerror})"
-    finally:
-        os.close(fd)
-        page.close()
-    return ""
+        return error.errno or errno.EIO
+    return 0
 
 
 def lock_holder(path: Path) -> str:

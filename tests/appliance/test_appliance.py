@@ -114,6 +114,12 @@ class Recorder:
     def forget_namespace(self, identity: NamespaceIdentity) -> None:
         self._store("forget_namespace", identity)
 
+    def on_failed_write(self, call: Callable[[int], None]) -> None:
+        self.write_failed = call
+
+    def check_writable(self, segment: int) -> None:
+        self._store("check_writable", segment)
+
     def resize(self, num_segments: int) -> None:
         self._store("resize", num_segments)
 

@@ -1,5 +1,6 @@
 """The doctor's verdicts on hosts that are not this one, and that it looks at this one without a trace."""
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -46,7 +47,7 @@ DIRECTORY = facts.Directory(
     filesystem="ext4",
     free_bytes=100 * GIB,
     own_bytes=0,
-    direct_error="",
+    write_errno=0,
     lock_holder="",
 )
 CUDA = ("tiers.hbm.capacity=1GiB", "tiers.hbm.backend=cuda")
@@ -339,7 +340,15 @@ DIRECTORY_CASES = {
     "memory": (replace(DIRECTORY, filesystem="tmpfs"), "nvme /data", WARN, "NVMe disk"),
     "network": (replace(DIRECTORY, filesystem="fuse.sshfs"), "nvme /data", WARN, "local disk"),
     "container layer": (replace(DIRECTORY, filesystem="overlay"), "nvme /data", WARN, "mount a volume"),
-    "no direct I/O": (replace(DIRECTORY, direct_error="refused"), "nvme direct I/O", WARN, "ext4 or xfs"),
+    "no direct I/O": (
+        replace(DIRECTORY, write_errno=errno.EOPNOTSUPP),
+        "nvme direct I/O",
+        WARN,
+        "ext4 or xfs",
+    ),
+    "read-only": (replace(DIRECTORY, write_errno=errno.EROFS), "nvme /data", FAIL, "mount it for writing"),
+    "full": (replace(DIRECTORY, write_errno=errno.ENOSPC), "nvme /data", FAIL, "make room"),
+    "broken": (replace(DIRECTORY, write_errno=errno.EIO), "nvme /data", FAIL, "dmesg"),
     "no space": (replace(DIRECTORY, free_bytes=9 * GIB), "nvme space", FAIL, "lower tiers.nvme.capacity"),
     "owned": (replace(DIRECTORY, lock_holder="pid 7"), "nvme lock", FAIL, "stop that process"),
 }
@@ -450,6 +459,20 @@ def test_a_held_lock_is_seen_and_not_disturbed(tmp_path: Path) -> None:
     assert lock.still_ours()
     lock.release()
     assert facts.gather_directory(tmp_path).lock_holder == ""
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EINVAL])
+def test_why_a_file_cannot_be_written_is_kept(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only ext4 was taken for a file system without O_DIRECT, and the fix was ext4."""
+    assert facts.gather_directory(tmp_path).write_errno == 0
+
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("os.pwritev", refuse)
+    assert facts.gather_directory(tmp_path).write_errno == code
 
 
 def test_a_shared_folder_is_noticed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ A full segment gets a footer (segment_life.py); what is found after a restart is
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -219,14 +219,21 @@ class ColdStore:
             entries = np.frombuffer(bytes(segment.entries), ENTRY)
             return self._sealer.seal(number, entries[np.argsort(entries["page"])])
 
+    def on_failed_write(self, call: Callable[[int], None]) -> None:
+        """Set what is called, in any thread, with the segment of each write that the device failed."""
+        self._state.on_failed_write = call
+
+    def check_writable(self, number: int) -> None:
+        """See SegmentSealer.check_writable. Raises CopyError. Not beside `seal` or `free` of that segment."""
+        with self._busy(must_be_open=True):
+            self._sealer.check_writable(number)
+
     def free(self, number: int) -> None:
         """Forget a segment. Idempotent.
         When this returns, no restart will find its records again, power loss or not. Raises CopyError when
         the manifest cannot be written; nothing is freed then, and it may be tried again."""
         segment = self._segments[number]
-        with self._busy() as is_open:
-            if not is_open:
-                raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
+        with self._busy(must_be_open=True):
             if segment.epoch == 0:
                 return
             if self.durability == "segment":
@@ -242,9 +249,7 @@ class ColdStore:
 
     def store_namespace(self, identity: NamespaceIdentity) -> None:
         """Store a namespace in the manifest, before any of its records. Idempotent. Raises CopyError."""
-        with self._busy() as is_open:
-            if not is_open:
-                raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
+        with self._busy(must_be_open=True):
             if identity.digest not in self._manifest.state.namespaces:
                 self._manifest.append(namespace_event(identity), durable=self.durability == "record")
 
@@ -271,9 +276,7 @@ class ColdStore:
         When this returns nothing it ever stored can be read again, here or after a restart; nothing new is
         stored before `admit_tenant`, because what is on its way may be older. Raises CopyError when that
         could not be made durable."""
-        with self._busy() as is_open:
-            if not is_open:
-                raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
+        with self._busy(must_be_open=True):
             had_key = self.keyring.erase(tenant, self._transfers.next_sequence())
             if self._envelopes is not None:
                 self._envelopes.forget(tenant)
@@ -410,11 +413,13 @@ class ColdStore:
         return SegmentFile(self._io, segment.fd, number, segment.epoch, self.data_pages, self.footer_bytes)
 
     @contextmanager
-    def _busy(self) -> Iterator[bool]:
-        """Keep the files open meanwhile; yields False when the store is closed."""
+    def _busy(self, *, must_be_open: bool = False) -> Iterator[bool]:
+        """Keep the files open meanwhile; yields False, or raises CopyError, when the store is closed."""
         with self._lock:
             is_open = not self._closed
             self._num_busy += is_open
+        if must_be_open and not is_open:
+            raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
         try:
             yield is_open
         finally:

@@ -9,7 +9,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..base import ColdStoreError
@@ -63,7 +63,8 @@ class DirectoryLock:
     def release(self) -> None:
         """Release the lock. Idempotent. The file stays: removing it would race with the next owner."""
         if self._fd >= 0:
-            os.ftruncate(self._fd, 0)
+            with suppress(OSError):  # a disk that takes no writes: our name stays, the lock does not
+                os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = -1
 

@@ -4,6 +4,7 @@ The half of the cold store that touches payloads: writes headers, encodes, encry
 verifies every read. It knows nothing of recovery, sealing or access rights.
 """
 
+import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,7 +14,7 @@ from typing import TypeAlias
 import xxhash
 
 from ...v1.shm import PAGE_BYTES, extent_of
-from ..base import Buffer, Cause, CopyError, CopyOutcome, Encryption
+from ..base import DISK_CAUSES, Buffer, Cause, CopyError, CopyOutcome, Encryption
 from ..block import FragmentLabel, tenant_of
 from ..codecs.base import CodecError, DoesNotFit
 from ..codecs.records import RecordCodecs
@@ -37,6 +38,8 @@ from .record_io import (
 from .segment_life import SegmentLife, StoreState
 
 TransferItem: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, label, payload or where it goes
+
+log = logging.getLogger(__name__)
 
 _COUNTER_BITS = 40  # of a sequence number; the owner epoch stands above them
 
@@ -104,6 +107,10 @@ class SegmentTransfers:
         except CopyError as error:
             for i in run:
                 outcomes[i] = CopyOutcome(error.cause)
+            if error.cause in DISK_CAUSES:
+                log.warning("segment %d: %s", number, error)
+            if error.cause in (Cause.IO_ERROR, Cause.SHORT_TRANSFER):  # a full disk has room for records
+                self._state.on_failed_write(number)
             return
         with self._state.lock:
             segment.entries += b"".join(entries)
