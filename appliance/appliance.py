@@ -290,14 +290,10 @@ class Appliance:
     def _seal(self, instruction: SealSegment) -> None:
         """A segment that cannot be sealed still serves its records; only a restart has to scan it."""
         assert self._store is not None
-        segment = instruction.segment
+        self.store_tasks.run_for_segment("seal", self._store.seal, instruction.segment, self._sealed)
 
-        def sealed(well: bool) -> None:
-            self.counters["segments_sealed" if well else "segments_suspect"] += 1
-            if not well:
-                self._check_store(segment)
-
-        self.store_tasks.run_for_segment("seal", self._store.seal, segment, sealed)
+    def _sealed(self, well: bool) -> None:
+        self.counters["segments_sealed" if well else "segments_suspect"] += 1
 
     def _write_failed(self, segment: int) -> None:
         """Called by a worker thread."""

@@ -31,6 +31,7 @@ class DrainResult(NamedTuple):
 
     num_leases_ended: int
     num_blocks_flushed: int
+    num_blocks_unflushed: int  # of those that only memory has
 
 
 class AdminService:
@@ -248,9 +249,7 @@ class AdminService:
             await self._restart(request.grace_ms / 1000)
             return pb.DrainResponse()
         drained = await self._drain(request.grace_ms / 1000, request.exit)
-        return pb.DrainResponse(
-            num_leases_ended=drained.num_leases_ended, num_blocks_flushed=drained.num_blocks_flushed
-        )
+        return pb.DrainResponse(**drained._asdict())
 
     def list_tenants(self, caller: Caller, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
         """Return each tenant with what it moved and keeps."""

@@ -110,7 +110,7 @@ class TenantAdmin:
         result = await answer if isinstance(answer, asyncio.Future) else answer
         assert isinstance(result, CountResult)
         if store is not None:
-            store.admit_tenant(tenant)
+            store.keyring.admit(tenant)
         self._admit(tenant)
         return pb.EraseTenantResponse(num_blocks=result.count, had_key=had_key)
 
@@ -167,4 +167,4 @@ class TenantAdmin:
         namespaces = self._planner.catalog.namespaces.values()
         known = {tenant_of(namespace.identity.domain) for namespace in namespaces}
         known.update(tenant.domain(name) for name, tenant in self._tenants().items())
-        return known | (store.tenants_with_keys() if isinstance(store, ColdStore) else set())
+        return known | (store.keyring.tenants() if isinstance(store, ColdStore) else set())

@@ -32,8 +32,10 @@ def drain(grace_s: float, exit_: bool, target: str | None, as_json: bool) -> Non
         answer = stub.Drain(request, timeout=2 * grace_s + 60)
     if as_json:
         print_json(plain(answer))
-    else:
-        console().print(
-            f"drained: {answer.num_leases_ended:,} leases ended, {answer.num_blocks_flushed:,} blocks flushed"
-            + (", the daemon exits" if exit_ else "; it takes nothing new: end it with SIGTERM, or --exit")
-        )
+        return
+    said = f"drained: {answer.num_leases_ended:,} leases ended, {answer.num_blocks_flushed:,} blocks flushed"
+    if num_unflushed := answer.num_blocks_unflushed:
+        said += f", {num_unflushed:,} only in memory {'are' if exit_ else 'will be'} lost"
+    console().print(
+        said + (", the daemon exits" if exit_ else "; it takes nothing new: end it with SIGTERM, or --exit")
+    )

@@ -29,6 +29,7 @@ from ..errors import StartError, error
 from ..event_log import MAX_BLOCK_EVENTS, EventLog
 from ..fleet.tickets import PeerService
 from ..gpu.page_service import DirectDevice, DirectPath
+from ..observability.census import only_in_memory
 from ..observability.daemon_view import DRAINING, READY, DaemonView
 from ..observability.observability import Observability
 from ..persisted.learned_file import LearnedFile
@@ -268,7 +269,8 @@ class Daemon:
 
     async def drain(self, grace_s: float, leave: bool = False) -> DrainResult:
         """Refuse new work, flush what is dirty, seal; with `leave` end the process. Idempotent.
-        Returns the leases when it began, and the blocks that the cold store took since."""
+        Returns the leases when it began, the blocks that the cold store took since, and those that it has
+        not; 0 without one."""
         if not self.service.draining:
             log.info("draining: nothing new is taken, within %g s what only memory holds is written", grace_s)
             self.service.draining = True
@@ -297,7 +299,10 @@ class Daemon:
             self.leaving.set()
         assert self._drain_began is not None
         num_leases, num_stored = self._drain_began
-        return DrainResult(num_leases, self._num_stored() - num_stored)
+        num_unflushed = 0 if self.assembly.store is None else only_in_memory(self.planner.catalog)[0]
+        if num_unflushed:
+            log.warning("draining: %d blocks are only in memory still, and end with it", num_unflushed)
+        return DrainResult(num_leases, self._num_stored() - num_stored, num_unflushed)
 
     def _num_stored(self) -> int:
         """Return how often a block came to be whole in the cold store since the start."""

@@ -124,7 +124,7 @@ class ScriptedAdmin(AdminServiceServicer):
         return await self._answer(request, context, answer)
 
     async def Drain(self, request: Any, context: Any) -> Any:  # noqa: N802
-        answer = admin_pb2.DrainResponse(num_leases_ended=1, num_blocks_flushed=2)
+        answer = admin_pb2.DrainResponse(num_leases_ended=1, num_blocks_flushed=2, num_blocks_unflushed=512)
         return await self._answer(request, context, answer)
 
     async def Verify(self, request: Any, context: Any) -> Any:  # noqa: N802

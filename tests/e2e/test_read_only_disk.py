@@ -71,12 +71,22 @@ def test_a_disk_that_takes_no_writes_is_offline_until_it_does(
         served.wait(served.daemon.appliance.settled())
         disk.code = code
         with caplog.at_level(logging.ERROR):
-            client.put(
-                namespace, chain(NUM_BLOCKS, "c"), os.urandom(NUM_BLOCKS * BLOCK_BYTES)
-            )  # less than a segment, which nothing seals
+            client.put(namespace, chain(NUM_BLOCKS, "c"), os.urandom(NUM_BLOCKS * BLOCK_BYTES))
             until(lambda: Tier.NVME in served.call(lambda: set(view.planner.core.offline)), "still online")
         assert "tier nvme is lost: write failed: " in caplog.text
         assert os.strerror(code) in caplog.text
         disk.code = 0
         until(lambda: not served.call(lambda: set(view.planner.core.offline)), "still offline")
         assert view.state() == READY
+
+
+def test_a_drain_says_how_many_blocks_it_could_not_flush(disk: Disk, tmp_path: Path) -> None:
+    """512 of them were lost without a word."""
+    settings = small_settings(tmp_path, nvme=True, write="idle")
+    with DaemonThread(settings) as served, connected(served) as client:
+        namespace = client.register(heads=HEADS)
+        served.wait(served.daemon.appliance.settled())
+        disk.code = errno.EROFS
+        client.put(namespace, chain(NUM_BLOCKS, "c"), os.urandom(NUM_BLOCKS * BLOCK_BYTES))
+        drained = served.wait(served.daemon.drain(0.1))
+        assert (drained.num_blocks_flushed, drained.num_blocks_unflushed) == (0, NUM_BLOCKS)

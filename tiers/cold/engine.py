@@ -267,24 +267,16 @@ class ColdStore:
         """Whether there is a key that a tenant's records can be read with."""
         return self.keyring.key_id(tenant) != PLAIN
 
-    def tenants_with_keys(self) -> set[str]:
-        """Return the tenants with a key."""
-        return self.keyring.tenants()
-
     def erase_tenant(self, tenant: str) -> bool:
         """Destroy a tenant's key; return whether it had one.
         When this returns nothing it ever stored can be read again, here or after a restart; nothing new is
-        stored before `admit_tenant`, because what is on its way may be older. Raises CopyError when that
+        stored before `keyring.admit`, because what is on its way may be older. Raises CopyError when that
         could not be made durable."""
         with self._busy(must_be_open=True):
             had_key = self.keyring.erase(tenant, self._transfers.next_sequence())
             if self._envelopes is not None:
                 self._envelopes.forget(tenant)
             return had_key
-
-    def admit_tenant(self, tenant: str) -> None:
-        """Store for an erased tenant again, under another key."""
-        self.keyring.admit(tenant)
 
     def resize(self, num_segments: int) -> None:
         """Set the number of segment files to `num_segments`. Those beyond stay until they are given back.

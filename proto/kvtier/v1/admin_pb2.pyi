@@ -1207,17 +1207,21 @@ class DrainResponse(_message.Message):
 
     NUM_LEASES_ENDED_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FLUSHED_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_UNFLUSHED_FIELD_NUMBER: _builtins.int
     num_leases_ended: _builtins.int
     num_blocks_flushed: _builtins.int
+    num_blocks_unflushed: _builtins.int
+    """of those that only memory has: lost when the daemon ends"""
     def __init__(
         self,
         *,
         num_leases_ended: _builtins.int = ...,
         num_blocks_flushed: _builtins.int = ...,
+        num_blocks_unflushed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks_flushed", b"num_blocks_flushed", "num_leases_ended", b"num_leases_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks_flushed", b"num_blocks_flushed", "num_blocks_unflushed", b"num_blocks_unflushed", "num_leases_ended", b"num_leases_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,7 +103,7 @@ def test_an_erased_tenant_is_gone_here_and_after_a_restart(
         (refused,) = opened.store.write_batch([(target, late, in_slot(payload_of(9)))])
         assert refused.cause is Cause.NO_KEY, "it may be from before: no key until nothing is on its way"
         opened.room.settle(target)
-        opened.store.admit_tenant("tenant:red")
+        opened.store.keyring.admit("tenant:red")
         (new,) = put_plain(opened, RED, 5)  # the tenant goes on, with another key
         assert isinstance(opened.get(new, opened.accepted[new][0]), bytes)
         assert opened.store.erase_tenant("tenant:nobody") is False
