@@ -189,8 +189,9 @@ class DaemonView:
         return self.appliance.mover.shares.named
 
     def nvme_failures(self) -> dict[Cause, int]:
-        """Return how often a record of the cold store was not read or written, by cause; those of the disk
-        always, because an alert looks at how they grow."""
+        """Return how often a record of the cold store was not read or written, by cause.
+
+        The causes of a failing disk are always there, because an alert looks at how they grow."""
         engine = self.appliance.engines.get(self.planner.core.ladder.log_tier)
         if not isinstance(engine, ColdStore):
             return {}
