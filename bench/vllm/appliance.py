@@ -37,15 +37,10 @@ class ApplianceProcess(Daemon):
             (self.folder / "nvme").mkdir()
         listen = ("--listen", address) if address else ()
         super().__init__(self.folder, settings=chosen, arguments=listen, prefix=prefix, has_own_session=True)
-        self._num_starts = 0
-
-    def launch(self) -> None:
-        self._num_starts += 1
-        super().launch()
 
     def wait_for_memory(self) -> None:
         """Wait until all pages of the DRAM tier have been touched: fresh ones come slowly."""
-        self.wait_for_log("memory in place", self._num_starts)
+        self.wait_for_log("memory in place")
 
     def wait_for_codecs(self) -> None:
         """Wait until the daemon knows how quick its codecs are here: before that, blocks are stored raw, and
