@@ -1,13 +1,12 @@
 """The table of layouts that tests/vllm/unit moves bytes with, held against what vLLM itself makes."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 pytest.importorskip("vllm.v1.kv_cache_layout", reason="before 0.29 each backend has a layout of its own")
 
-from vllm.config import ModelConfig
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -69,7 +68,3 @@ def test_a_cache_lies_as_the_table_says(name: str) -> None:
         )
         assert view.shape == (*layout.shape_bytes[1:4], layout.content_bytes // layout.item_bytes)
     assert PagedGroup(theirs, NUM_BLOCKS).layer_bytes == layout.layer_bytes == spec.unpadded_page_size_bytes
-
-
-def test_sleep_mode_is_asked_by_its_names() -> None:
-    assert {"enable_sleep_mode", "enable_cumem_allocator"} <= {field.name for field in fields(ModelConfig)}

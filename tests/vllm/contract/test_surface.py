@@ -6,12 +6,14 @@ version joins versions.TESTED.
 
 import inspect
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import vllm
 from vllm import __version__ as vllm_version
+from vllm.config import ModelConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, supports_hma
 from vllm.v1.core import kv_cache_utils
@@ -73,6 +75,10 @@ def test_every_hook_of_this_version_is_known() -> None:
 
 def test_hooks_take_what_the_engine_passes() -> None:
     assert misfits(KVConnectorBase_V1, KvtierConnector) == []
+
+
+def test_sleep_mode_is_asked_by_its_names() -> None:
+    assert {"enable_sleep_mode", "enable_cumem_allocator"} <= {field.name for field in fields(ModelConfig)}
 
 
 def test_an_older_version_runs_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
