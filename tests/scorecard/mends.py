@@ -1,9 +1,9 @@
-"""What an attack on kvtier broke, and what the same attack finds now. `python -m tests.scorecard.mends`.
+"""What attacks on kvtier find. `python -m tests.scorecard.mends`.
 
-Each mend names the tests that hold it, and a break: the line of the product that it consists of, taken out
-again. `python -m tests.scorecard.mends [NUMBER ...]` plants each break into a copy of the product and
-succeeds if one of its tests fails there. The page's figures "now" are what these tests recorded, and what
-`bench.overload` measured, in the last run of the rows `mends` and `overload`.
+Each mend names the tests that hold it, and breaks: lines of the product that it consists of, taken out.
+`python -m tests.scorecard.mends [NUMBER ...]` plants each break into a copy of the product and succeeds if
+one of its tests fails there. The page's figures are what these tests recorded, and what `bench.overload`
+measured, in the last run of the rows `mends` and `overload`.
 """
 
 import argparse
@@ -17,9 +17,10 @@ from tests.chaos.breaks import ROOT, Break, plant
 
 from .mend import Mend
 from .mends_of_callers import CALLERS
+from .mends_of_sharing import SHARING
 from .mends_of_state import STATE
 
-MENDS = [*CALLERS, *STATE]
+MENDS = [*CALLERS, *STATE, *SHARING]
 
 
 def mend_tests() -> list[str]:

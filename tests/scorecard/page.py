@@ -61,7 +61,7 @@ def scorecard(entries: list[Entry]) -> str:
 
 
 def runs(entries: list[Entry]) -> str:
-    """Return one line per run."""
+    """Return one line per run that failed or says something of itself; the others are in the file."""
     lines = [
         "| row | size | commit | date, UTC | seconds | machine | note |",
         "|---|---:|---|---|---:|---|---|",
@@ -71,6 +71,7 @@ def runs(entries: list[Entry]) -> str:
         f"| {one.row} | {one.size:,} {units[one.row]} | {one.commit} | {one.date} | {one.wall_s:,} | "
         f"{one.machine} | {one.note} |"
         for one in entries
+        if one.note
     ]
     return "\n".join(lines) + "\n"
 
@@ -90,13 +91,13 @@ def mends(entries: list[Entry]) -> str:
     figures: defaultdict[str, float] = defaultdict(lambda: math.nan)
     for entry in last.values():
         figures |= entry.figures
-    lines = ["| | what | before | now | fails without it |", "|---|---|---|---|---|"]
+    lines = ["| | attack | what happens | fails without it |", "|---|---|---|---|"]
     for mend in MENDS:
         tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in mend.tests)
-        now = mend.now.format_map(figures)
-        lines.append(f"| {mend.number} | {mend.what} | {mend.before} | {now} | {tests} |")
+        answer = mend.answer.format_map(figures)
+        lines.append(f"| {mend.number} | {mend.attack} | {answer} | {tests} |")
     ran = [f"`{name}` on {one.commit}, {one.date}, {one.machine}" for name, one in sorted(last.items())]
-    return "\n".join(lines) + f"\n\nNow: {'; '.join(ran)}.\n" if ran else "\n".join(lines) + "\n"
+    return "\n".join(lines) + f"\n\nFigures: {'; '.join(ran)}.\n" if ran else "\n".join(lines) + "\n"
 
 
 def _progress(row: Row, figures: Figures) -> str:
