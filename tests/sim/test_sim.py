@@ -1,4 +1,4 @@
-"""The simulator's own tests: seeds hold, runs repeat, planted defects are seen."""
+"""The simulator's own tests: seeds that failed once hold, runs repeat, planted defects are seen."""
 
 import os
 import subprocess
@@ -10,69 +10,12 @@ import pytest
 from kvtier.appliance.core.requests import put_job
 
 from .expected import FIRST_EXPECTED_SEED
-from .forks import FORKS
 from .mutant_seeds import KILLED_BY
 from .mutants import MUTANTS, Mutant, Patch, hunt
 from .mutants_expected import EXPECTED_MUTANTS
 from .mutants_source import SOURCE_MUTANTS
 from .run import run_seed
-from .source import FIRST_HOSTS_SEED, FIRST_SEED
-
-SEEDS = range(300)
-
-
-@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
-def test_nothing_is_violated(verify: bool) -> None:
-    num_reads = 0
-    for seed in SEEDS:
-        outcome = run_seed(seed, verify)
-        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
-        num_reads += outcome.counts["reads_verified"] + outcome.counts["one_sided_verified"]
-    assert num_reads > 10 * len(SEEDS), "the seeds hardly read anything: they would see nothing"
-
-
-@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
-def test_nothing_is_violated_where_chains_fork(verify: bool) -> None:
-    num_reads = 0
-    for seed in FORKS[:60]:
-        outcome = run_seed(seed, verify)
-        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
-        num_reads += outcome.counts["reads_verified"]
-    assert num_reads > 300, "the seeds hardly read anything: they would see nothing"
-
-
-@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
-def test_nothing_is_violated_with_a_source(verify: bool) -> None:
-    num_fetched = num_exported = 0
-    for seed in range(FIRST_SEED, FIRST_SEED + 150):
-        outcome = run_seed(seed, verify)
-        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
-        num_fetched += outcome.counts["fragments_fetched"]
-        num_exported += outcome.counts["bundles_exported"]
-    assert min(num_fetched, num_exported) > 100, "the source was hardly used: the seeds would see nothing"
-
-
-@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
-def test_nothing_is_violated_with_other_hosts(verify: bool) -> None:
-    num_tails = num_fetched = 0
-    for seed in range(FIRST_HOSTS_SEED, FIRST_HOSTS_SEED + 150):
-        outcome = run_seed(seed, verify)
-        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
-        num_fetched += outcome.counts["fragments_fetched"]
-        num_tails += outcome.counts["tails_fetched"]
-    assert min(num_fetched, num_tails) > 50, "hosts were hardly asked: the seeds would see nothing"
-
-
-@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
-def test_nothing_is_violated_while_blocks_are_expected(verify: bool) -> None:
-    num_expecting = num_fetched = 0
-    for seed in range(FIRST_EXPECTED_SEED, FIRST_EXPECTED_SEED + 100):
-        outcome = run_seed(seed, verify)
-        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
-        num_expecting += outcome.counts["acquires_expecting"]
-        num_fetched += outcome.counts["fragments_fetched"]
-    assert min(num_expecting, num_fetched) > 200, "hardly anything was expected: the seeds would see nothing"
-
+from .source import FIRST_SEED
 
 #: Seeds that failed once, and what was wrong.
 FAILED_ONCE = {
