@@ -28,6 +28,7 @@ from ...tiers.codecs.lossy.profiled import Profiled
 from ...tiers.codecs.needs import Need
 from ...tiers.codecs.records import RecordCodecs
 from ...tiers.codecs.registry import codec_named, codec_of_record
+from ...tiers.codecs.streaming import CANDIDATES
 from ..appliance import Appliance
 from ..config import CompressionSettings
 from ..core.encodings import Encoding
@@ -37,7 +38,6 @@ from .codec_trials import compile_apart, decode_speed
 
 log = logging.getLogger(__name__)
 
-CANDIDATES = ("exponents", "float8", "planes")  # of `auto`, beside identity
 DEFAULT_BANDWIDTH_BYTES_PER_S = 1e9  # of the device, until it is measured
 EXPORT_BANDWIDTH_BYTES_PER_S = 0.3e9  # of one fetch, to a real gateway; a connection to S3 gives less
 INTERVAL_S = 15.0
@@ -189,9 +189,11 @@ class CodecSelection:
         return DEFAULT_BANDWIDTH_BYTES_PER_S
 
     async def _measure(self, dtypes: set[str]) -> None:
-        if self._settings.codec != "auto" and all(rule.codec != "auto" for rule in self._settings.rules):
+        named = {self._settings.codec, *(rule.codec for rule in self._settings.rules)}
+        names = [one for one in CANDIDATES if "auto" in named or one in named]
+        if not names:
             return
-        new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - set(self._speeds)
+        new = {(dtype, name) for dtype in dtypes for name in names} - set(self._speeds)
         await compile_apart([(name, dtype) for dtype, name in sorted(new)])
         for dtype, name in sorted(new):
             self._speeds[dtype, name] = await asyncio.to_thread(decode_speed, name, dtype)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from ...tiers.codecs.base import Codec, CodecError, CodecMissing, DoesNotFit, Shape
 from ...tiers.codecs.registry import codec_named
+from ...tiers.codecs.streaming import note_loaded
 from ...tiers.codecs.trial import trial_payload
 from ...v1.threads import lower_thread_priority
 
@@ -80,12 +81,14 @@ def decode_speed(name: str, dtype: str) -> float:
     stored, target = bytearray(codec.stored_bound(shape)), bytearray(shape.raw_bytes)
     try:
         codec.encode(shape, payload, memoryview(stored))
-        return shape.raw_bytes / min(_seconds_to_decode(codec, shape, stored, target) for _ in range(4))
+        took_s = min(_seconds_to_decode(codec, shape, stored, target) for _ in range(4))
     except CodecMissing:
         return 0.0
     except (CodecError, DoesNotFit) as problem:
         log.warning("codec %s is left out for %s: %s", name, dtype, problem or "values like KV do not fit")
         return 0.0
+    note_loaded(codec.codec_id, dtype)
+    return shape.raw_bytes / took_s
 
 
 def _accepts(name: str, dtype: str) -> bool:

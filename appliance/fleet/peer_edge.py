@@ -28,7 +28,7 @@ from ...sources.peers.receiving import PayloadReader, connect
 from ...tiers.base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
 from ...tiers.block import NamespaceIdentity, Tier, Urgency, tenant_of
 from ...tiers.codecs.base import shape_of
-from ...tiers.codecs.streaming import usable_codecs
+from ...tiers.codecs.streaming import loaded_codecs
 from ...v1 import peer_pb2 as pb
 from ...v1.bundles import blocks_per_bundle
 from ...v1.conversions import urgency_to_wire
@@ -341,7 +341,7 @@ class PeerEdge:
             prefix_hashes=b"".join(names),
             deadline_ms=max(1, int(wait_s * 1000)),
             urgency=urgency_to_wire(work.bundle.urgency),
-            codecs=usable_codecs(),
+            codecs=loaded_codecs(work.bundle.identity.geometry.dtype, encodes=False),
             stores_in_plain=self._stores_in_plain,
         )
         ticket = await host.stub.FetchBlocks(request, timeout=min(wait_s, TICKET_WAIT_S))

@@ -20,7 +20,7 @@ from ...sources.peers.connection import TICKET_BYTES
 from ...tiers.base import Buffer
 from ...tiers.block import NamespaceIdentity, Urgency
 from ...tiers.codecs.base import Shape, shape_of
-from ...tiers.codecs.streaming import usable_codecs
+from ...tiers.codecs.streaming import loaded_codecs
 from ...v1 import peer_pb2 as pb
 from ...v1.types_pb2 import HostLoad
 from ..core.catalog.catalog import NO_ROW, NamespaceEntry
@@ -224,11 +224,10 @@ class PeerService:
     def _coding(
         self, identity: NamespaceIdentity, num_blocks: int, checksums: bytes, codec_ids: Iterable[int]
     ) -> PayloadCoding | None:
-        readable = frozenset(codec_ids).intersection(usable_codecs())
-        name = self._service.compression.codec
+        geometry, name = identity.geometry, self._service.compression.codec
+        readable = frozenset(codec_ids).intersection(loaded_codecs(geometry.dtype, encodes=True))
         if not readable or name == "identity":
             return None
-        geometry = identity.geometry
         shapes = [shape_of(geometry, group) for group in range(geometry.num_groups)]
         return PayloadCoding(readable, name, shapes, num_blocks, checksums)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...sources.objects.fleet_keys import FleetKeys
 from ...sources.objects.opening import open_store
+from ...tiers.codecs.records import RecordCodecs
 from ...tiers.cold.engine import ColdStore
 from ...tiers.memory.engine import ExtentEngine
 from ...v1.addresses import socket_path
@@ -80,14 +81,14 @@ def build_rotation(
 def build_codec_selection(
     settings: Settings, appliance: Appliance, assembly: Assembly, source: ObjectEdge | None
 ) -> CodecSelection | None:
-    """Return what measures and chooses codecs of the cold store; None without one."""
-    if assembly.store is None:
+    """Return what measures codecs, for a fleet too, and chooses the cold store's; None without both."""
+    if assembly.store is None and not settings.peers.is_on:
         return None
     namespaces = appliance.planner.catalog.namespaces
     selection = CodecSelection(
         settings.compression,
         appliance,
-        assembly.store.codecs,
+        assembly.store.codecs if assembly.store is not None else RecordCodecs({}),
         lambda: {namespace.identity.geometry.dtype for namespace in namespaces.values()},
         appliance.mover.statistics,
         min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),

@@ -8,7 +8,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from kvtier.appliance.compression.codec_choice import CANDIDATES
+from kvtier.tiers.codecs.streaming import CANDIDATES
 from kvtier.v1 import types_pb2
 from tests.daemon import Daemon
 from tests.waiting import until

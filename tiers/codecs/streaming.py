@@ -11,6 +11,10 @@ Each sender measures for each connection whether encoding pays, by sending raw a
 of the peer's work shows in how soon it takes the next bytes.
 
 A fragment that takes less time than handing it to a thread is encoded and decoded at once (`is_brief`).
+
+Loops of a codec take up to seconds to load, the first time that they run in a process. A client loads them
+when it first needs them; between hosts nothing is encoded before both ends have, as a host that keeps silent
+for a second is given up (`loaded_codecs`).
 """
 
 import importlib.util
@@ -73,20 +77,29 @@ def decoded_checksum(codec_id: int, shape: Shape, stored: Buffer, into: Buffer) 
         codec_of_record(codec_id, b"").decode(shape, stored, into)
     except CodecError:
         return b""
-    _compiled.add((codec_id, shape.dtype, False))
+    _loaded.add((codec_id, shape.dtype, False))
     return xxhash.xxh3_128_digest(into)
 
 
-_compiled: set[tuple[int, str, bool]] = set()  # what has run in this process, encoding or not
+_loaded: set[tuple[int, str, bool]] = set()  # what has run in this process, encoding or not
+_LOADING: Final = frozenset(codec_named(one).codec_id for one in CANDIDATES)  # the others load nothing long
+
+
+def note_loaded(codec_id: int, dtype: str) -> None:
+    """Take in that a codec has encoded and decoded values of this dtype in this process."""
+    _loaded.update(((codec_id, dtype, True), (codec_id, dtype, False)))
+
+
+def loaded_codecs(dtype: str, *, encodes: bool) -> tuple[int, ...]:
+    """Return those of `usable_codecs` that encode, or decode, this dtype with nothing long to load first."""
+    return tuple(one for one in usable_codecs() if one not in _LOADING or (one, dtype, encodes) in _loaded)
 
 
 def is_brief(codec_id: int, shape: Shape, *, encodes: bool) -> bool:
     """Whether encoding, or decoding, takes less than handing it to a thread and hearing back:
-    some tenths of a millisecond at most. Not the first time, which may compile something."""
+    some tenths of a millisecond at most. Not the first time, which loads something."""
     return (
-        codec_id in _BRIEF
-        and shape.raw_bytes <= _BRIEF_BYTES
-        and (codec_id, shape.dtype, encodes) in _compiled
+        codec_id in _BRIEF and shape.raw_bytes <= _BRIEF_BYTES and (codec_id, shape.dtype, encodes) in _loaded
     )
 
 
@@ -136,7 +149,7 @@ class StreamEncoder:
             length = codec.encode(shape, payload, buffer.data)
         except (DoesNotFit, CodecError):
             return None
-        _compiled.add((codec.codec_id, shape.dtype, True))
+        _loaded.add((codec.codec_id, shape.dtype, True))
         return Encoded(codec.codec_id, buffer[:length].tobytes(), checksum or xxhash.xxh3_128_digest(payload))
 
 

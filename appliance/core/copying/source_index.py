@@ -2,8 +2,9 @@
 
 Hints, bounded in number and age, divided among tenants (remembered.py).
 
-What is not there is not asked for again for a minute: a question costs a request and a round trip. What is
-there is believed for an hour, after which an export asks again: a bundle may have expired meanwhile.
+What a store has not is not asked for again for a minute: a question costs a request and a round trip. What
+it has is believed for an hour, after which an export asks again: a bundle may have expired meanwhile. What
+only other hosts have, or did not bring, is asked of memory, so it is believed for seconds.
 """
 
 from typing import Final
@@ -16,8 +17,8 @@ from ..remembered import Remembered
 from .source_speed import STORE_LATENCY_S, SourceSpeed
 
 PRESENT_S: Final = 3600.0
-HOST_PRESENT_S: Final = 5.0  # of what only other hosts have: that they do is asked of memory
 MISSING_S: Final = 60.0
+HOST_S: Final = 5.0  # of what only other hosts have, or lack
 MAX_NAMES = 65_536
 
 #: Whether a bundle is there, until when that is believed, whether a store has it.
@@ -51,11 +52,10 @@ class SourceIndex:
 
         Beyond MAX_NAMES the oldest one of the tenant that has the most is forgotten.
 
-        `is_stored`: a store has it, not only other hosts."""
+        `is_stored`: a store has it or lacks it, not only other hosts."""
         if is_present and not is_stored and self.is_stored(namespace_id, name):
             return
-        present_s = PRESENT_S if is_stored else HOST_PRESENT_S
-        believed_s = present_s if is_present else MISSING_S
+        believed_s = HOST_S if not is_stored else PRESENT_S if is_present else MISSING_S
         tenant, value = self._tenant_of(namespace_id), (is_present, self._core.now + believed_s, is_stored)
         self._known.put(tenant, (namespace_id, name), value)
 

@@ -4,7 +4,8 @@
                                                           yes: fetch; the acquire gets its layers as they land
 
 The source is where blocks are that this host does not own. What is known of it is a hint: what goes wrong is
-a shorter prefix. Two acquires of one chain share search and fetch. What did not arrive rests for a minute.
+a shorter prefix. Two acquires of one chain share search and fetch. What did not arrive rests: for a minute
+what a store was to bring, for seconds what another host was, which itself is not asked for a moment then.
 
 Nothing is fetched unless it arrives, beside all that is on its way already, by MARGIN sooner than computing
 would: what is as slow as that saves nothing and takes room from what is here. Tenants take turns. No acquire
@@ -265,7 +266,8 @@ class Fetches:
             story.count("fetches_failed")
             size, names = self._index.num_blocks(job.namespace), job.bundle.names
             for name in dict.fromkeys([*names[size - 1 :: size], names[-1]]):
-                self._index.note(job.namespace.id, name, False)
+                is_stored = self._index.is_stored(job.namespace.id, name)
+                self._index.note(job.namespace.id, name, False, is_stored=is_stored)
             return
         story.count("blocks_fetched", len(job.coming))
         story.count("bytes_fetched", job.num_bytes)

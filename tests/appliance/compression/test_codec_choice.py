@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance.compression.codec_choice import CANDIDATES, CodecChoice
+from kvtier.appliance.compression.codec_choice import CodecChoice
 from kvtier.appliance.compression.codec_trials import decode_speed
 from kvtier.appliance.config import CompressionRule, CompressionSettings, Settings, SettingsError
 from kvtier.appliance.core.encodings import Encoding
@@ -12,6 +12,7 @@ from kvtier.tiers.block import Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import Shape, shape_of
 from kvtier.tiers.codecs.needs import Need
 from kvtier.tiers.codecs.registry import codec_named
+from kvtier.tiers.codecs.streaming import CANDIDATES
 
 MODEL = bytes.fromhex("ab" * 16)
 LLAMA = NamespaceIdentity(MODEL, Geometry(8, 8, 128, 16, "bfloat16", layers_per_group=2))

@@ -1,5 +1,8 @@
 """What travels encoded: only what pays on the connection at hand, and nothing that is not exact."""
 
+import json
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import cast
 
@@ -46,6 +49,24 @@ def test_nothing_is_encoded_at_first_and_what_is_never_encoded_is_no_question() 
     assert encoder.choose(SHAPE, "identity").contest is None
     assert encoder.choose(SHAPE, "planes").contest is None
     assert StreamEncoder([]).choose(SHAPE, "auto") == StreamChoice(None)
+
+
+def test_between_hosts_a_codec_counts_once_its_loops_are_loaded() -> None:
+    """Loading takes seconds on a busy host, and one that keeps silent for a second is given up."""
+    code = (
+        "from kvtier.appliance.compression.codec_trials import decode_speed\n"
+        "from kvtier.tiers.codecs.streaming import loaded_codecs\n"
+        "both = lambda: [list(loaded_codecs('bfloat16', encodes=one)) for one in (True, False)]\n"
+        "before = both()\n"
+        "assert decode_speed('exponents', 'bfloat16')\n"
+        "print([before, both()])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = json.loads(run.stdout)
+    number = codec_named("exponents").codec_id
+    assert codec_named("zstd").codec_id in before[0]
+    assert all(number not in ids for ids in before)
+    assert all(set(ids) - set(those) == {number} for ids, those in zip(after, before, strict=True))
 
 
 def test_values_that_exponents_does_not_know_are_a_question_of_their_own() -> None:

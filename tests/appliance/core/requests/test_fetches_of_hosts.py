@@ -2,6 +2,7 @@
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.copying.source_speed import DEFAULT_BYTES_PER_S, STORE_LATENCY_S
+from kvtier.tiers.base import Cause
 
 from ..rig import GEOMETRY, Rig, hashes
 from .fetching import SIZE, hosts_have, land, searches, state_prefill, with_hosts
@@ -40,6 +41,19 @@ def test_what_no_host_has_is_asked_for_again_at_once() -> None:
         call = rig.acquire(chain)
         assert hosts_have(rig, 0) == []
         assert rig.answer(call).last
+
+
+def test_what_a_host_did_not_bring_is_asked_for_again_in_seconds() -> None:
+    rig, chain = with_hosts(), hashes("a", SIZE)
+    rig.acquire(chain)
+    (fetch,) = hosts_have(rig, SIZE)
+    for group in (0, 1):
+        land(rig, fetch, group, Cause.SHORT_TRANSFER)
+    rig.acquire(chain)
+    assert not searches(rig), "not at once: it would cost its caller's patience again"
+    rig.tick(5.1)
+    rig.acquire(chain)
+    assert len(hosts_have(rig, SIZE)) == 1
 
 
 def test_what_only_hosts_have_is_still_to_be_stored() -> None:
