@@ -196,7 +196,7 @@ class DirectFiles(Store):
 
 
 class KvtierBlocks(Store):
-    """A chain of blocks of 64 tokens each, in a daemon."""
+    """A chain of blocks of 64 tokens each, in a daemon; each thread has a client, as one serialises calls."""
 
     def __init__(self, timing: Any, folder: Path, options: argparse.Namespace, stack: ExitStack) -> None:
         super().__init__(timing, folder)
@@ -204,12 +204,19 @@ class KvtierBlocks(Store):
         from kvtier.clients import Geometry, NamespaceIdentity
 
         geometry = Geometry(12, 8, 64, 64, "float16")  # 24 KiB a token, as the workload's tiny-1b
-        side = start("identity", folder / "daemon", options.dram, options.budget, stack, as_installed=True)
-        self._client = side.client
-        self._namespace = self._client.register(
-            NamespaceIdentity(hashlib.sha256(b"mlperf").digest(), geometry)
-        )
+        start("identity", folder / "daemon", options.dram, options.budget, stack, as_installed=True)
+        self._target = f"unix://{folder}/daemon/kvtier.sock"
+        self._identity = NamespaceIdentity(hashlib.sha256(b"mlperf").digest(), geometry)
         self._block_bytes = sum(geometry.fragment_bytes)
+        self._mine = threading.local()
+
+    def _prepare(self, num_bytes: int) -> None:
+        super()._prepare(num_bytes)
+        if not hasattr(self._mine, "client"):
+            from kvtier.clients import Client
+
+            self._mine.client = Client(self._target)
+            self._mine.namespace = self._mine.client.register(self._identity)
 
     def _names(self, key: str, num_bytes: int) -> list[bytes]:
         num_blocks = -(-num_bytes // self._block_bytes)
@@ -222,12 +229,13 @@ class KvtierBlocks(Store):
         if num_whole < flat.size:
             blocks.append(self._buffers.of(self._block_bytes))
             blocks[-1][: flat.size - num_whole] = flat[num_whole:]
-        self._client.put(self._namespace, names, blocks)
+        self._mine.client.put(self._mine.namespace, names, blocks)
 
     def _read(self, key: str, num_bytes: int) -> Any:
         names = self._names(key, num_bytes)
         whole = self._buffers.of(len(names) * self._block_bytes)
-        report = self._client.get(self._namespace, names, into=whole.reshape(len(names), -1))
+        into = whole.reshape(len(names), -1)
+        report = self._mine.client.get(self._mine.namespace, names, into=into)
         if report.num_blocks != len(names):
             raise KeyError(key)
         return whole[:num_bytes]
