@@ -60,7 +60,7 @@ ROWS = (  # the most telling first
     Row("tensor parallel 4", f"{FEATURES}/test_engines.py", "tensor parallel 4"),
     Row(
         "multimodal inputs",
-        why_not="no test yet: no image processor without torchvision in these environments",
+        why_not="no test yet: vLLM's LLaVA, Gemma 3 and Qwen-VL import torchvision, which is not there",
     ),
     Row("data parallel 2, with `vllm serve`", f"{FEATURES}/test_serving.py", "data_parallel"),
     Row("sleep that gives memory back (levels 1, 2)", why_not="vLLM has it on CUDA and ROCm only"),
