@@ -15,7 +15,7 @@ Run it with vLLM's environment, with the model that `python -m bench.vllm.models
 (`pip install --target`, `--no-deps`):
 
     --lmcache   lmcache==0.5.6 aiofile caio awscrt importlib_metadata zipp nvtx redis sortedcontainers
-    --cli       lmcache-cli==0.5.7rc3: 0.5.6 has no kv-tier-pressure
+    --cli       lmcache-cli==0.5.7rc3.dev0: 0.5.6 has no kv-tier-pressure
 """
 
 from __future__ import annotations
