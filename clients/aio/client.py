@@ -12,6 +12,7 @@ from ..memory.staging import StagingBuffer
 from ..operations import gets, leases, lookups, puts
 from ..operations.base import ClientSettings
 from ..operations.direct import Exporter, pages_registration
+from ..operations.terms import PutTerms, ReadTerms
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import only_hash, pack
 from ..values.namespace import Namespace
@@ -116,20 +117,8 @@ class AsyncClient(AsyncDriver):
         before the first one. Blocks that cannot be stored are in the report, not errors. `prefill_s` is what
         computing them took, if known; `retention` says what is worth keeping more than the rest, or less.
         """
-        return await self.run(
-            partial(
-                puts.put,
-                self.operations,
-                namespace,
-                hashes,
-                data,
-                parent,
-                session,
-                deadline_s,
-                prefill_s,
-                retention,
-            )
-        )
+        terms = PutTerms(parent, session, deadline_s, prefill_s, retention)
+        return await self.run(partial(puts.put, self.operations, namespace, hashes, data, terms))
 
     async def get(
         self,
@@ -157,21 +146,8 @@ class AsyncClient(AsyncDriver):
                 if link.attachment.touches.are_due(self.operations.settings.limits):
                     await self.flush()
                 return report
-        return await self.run(
-            partial(
-                gets.get,
-                self.operations,
-                namespace,
-                hashes,
-                into,
-                first_block,
-                session,
-                urgency,
-                deadline_s,
-                load_anyway,
-                expected,
-            )
-        )
+        terms = ReadTerms(first_block, session, urgency, deadline_s, load_anyway, expected=expected)
+        return await self.run(partial(gets.get, self.operations, namespace, hashes, into, terms))
 
     async def acquire(
         self,
@@ -195,21 +171,8 @@ class AsyncClient(AsyncDriver):
         computing them are left out, with the lease's `reason`, unless `load_anyway`. Blocks that are
         `expected` count as pinned until they come, or do not.
         """
-        make = partial(
-            leases.acquire,
-            self.operations,
-            namespace,
-            hashes,
-            session,
-            urgency,
-            ttl_s,
-            deadline_s,
-            first_block,
-            views,
-            load_anyway,
-            retention,
-            expected,
-        )
+        terms = ReadTerms(first_block, session, urgency, deadline_s, load_anyway, retention, expected)
+        make = partial(leases.acquire, self.operations, namespace, hashes, ttl_s, views, terms)
         return AsyncLease(self, await self.run(make))
 
     async def pin(

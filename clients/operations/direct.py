@@ -17,7 +17,7 @@ import numpy as np
 
 from ...v1 import direct_pb2
 from ...v1.shm import HASH_BYTES
-from ...v1.types import Tier, Urgency
+from ...v1.types import Tier
 from ..errors import (
     CONNECTION_LOST,
     InvalidRequest,
@@ -28,13 +28,14 @@ from ..errors import (
 )
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.types import ExpectedBlocks, PutReport, Retention
+from ..values.types import PutReport
 from .answers import num_blocks_of, outcomes_of, tiers_of
 from .base import Operations
 from .effects import Attach, Attachment, Forget, Operation, Receive
 from .gets import Chain, check_first_block
 from .page_layouts import PagesDescription, describe
 from .puts import put_header
+from .terms import PutTerms, ReadTerms
 
 
 class Exported(NamedTuple):
@@ -143,22 +144,13 @@ class PagesRegistration:
                 yield from self.operations.call(attachment, "UnregisterPages", request)
 
     def put(
-        self,
-        namespace: Namespace,
-        hashes: Any,
-        page_ids: Any,
-        parent: bytes,
-        session: str,
-        deadline_s: float | None,
-        prefill_s: float,
-        retention: Sequence[Retention],
-        after: Any,
+        self, namespace: Namespace, hashes: Any, page_ids: Any, after: Any, terms: PutTerms
     ) -> Operation[PutReport]:
         """Store blocks from pages; see Pages.put."""
         packed = pack(hashes)
         num_blocks = len(packed) // HASH_BYTES
-        timeout_s = self.operations.deadline(deadline_s)
-        header = put_header(self.operations, packed, parent, session, timeout_s, prefill_s, retention)
+        timeout_s = self.operations.deadline(terms.deadline_s)
+        header = put_header(self.operations, packed, timeout_s, terms)
         if not num_blocks:
             return PutReport([])
         ids, event = self._packed_ids(page_ids, num_blocks), self._number_of(after)
@@ -268,10 +260,11 @@ def pages_registration(
 class DirectGet:
     """One get into pages, from request to last answer. `report` is None until then."""
 
-    def __init__(self, pages: PagesRegistration, first_block: int) -> None:
+    def __init__(self, pages: PagesRegistration, terms: ReadTerms) -> None:
         self.report: PagesReport | None = None
         self._pages = pages
-        self._first_block = first_block
+        self._terms = terms
+        self._first_block = terms.first_block
         self._attachment: Attachment | None = None
         self._ticket = 0
         self._request_id = ""
@@ -279,20 +272,10 @@ class DirectGet:
         self._next_group = 0  # the first layer group that no answer has named
 
     def open(
-        self,
-        namespace: Namespace,
-        hashes: Any,
-        page_ids: Any,
-        session: str,
-        urgency: Urgency,
-        deadline_s: float | None,
-        load_anyway: bool,
-        after: Any,
-        with_events: bool,
-        expected: ExpectedBlocks | None = None,
+        self, namespace: Namespace, hashes: Any, page_ids: Any, after: Any, with_events: bool
     ) -> Operation[None]:
         """Send the request. Raises InvalidRequest before anything is sent."""
-        pages, operations = self._pages, self._pages.operations
+        pages, operations, terms = self._pages, self._pages.operations, self._terms
         packed = pack(hashes)
         num_named = len(packed) // HASH_BYTES
         check_first_block(self._first_block, num_named)
@@ -302,17 +285,8 @@ class DirectGet:
             self.report = PagesReport(num_named, self._first_block)
             return
         attachment, namespace_id = yield from pages.register(namespace)
-        chain = Chain(
-            namespace,
-            namespace_id,
-            operations.chain(attachment, packed),
-            self._first_block,
-            session,
-            urgency,
-            operations.deadline(deadline_s),
-            load_anyway,
-            expected=expected,
-        )
+        packed, timeout_s = operations.chain(attachment, packed), operations.deadline(terms.deadline_s)
+        chain = Chain(namespace, namespace_id, packed, self._first_block, timeout_s, terms)
         acquire = chain.acquire_request(operations, attachment, self._first_block)
         request = direct_pb2.GetPagesRequest(
             registration_id=pages.registration_id,
@@ -323,6 +297,11 @@ class DirectGet:
         )
         self._attachment, self._request_id, self._num_named = attachment, acquire.request_id, num_named
         self._ticket = yield from operations.send(attachment, "GetPages", request, chain.timeout_s)
+
+    def whole(self, namespace: Namespace, hashes: Any, page_ids: Any, after: Any) -> Operation[PagesReport]:
+        """Send the request and wait until the get is over."""
+        yield from self.open(namespace, hashes, page_ids, after, False)
+        return (yield from self.finish())
 
     def next_group(self) -> Operation[LayerGroup | None]:
         """Return the next layer group that is under way as a whole; None when the get is over."""

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 
 from ...v1 import kvcache_pb2, local_pb2
-from ...v1.arguments import instance, instances, member, text, whole
+from ...v1.arguments import instance, whole
 from ...v1.conversions import urgency_to_wire
 from ...v1.local import MAX_DESCRIPTORS
 from ...v1.shm import HASH_BYTES, extent_of, slot_bytes_for, tags_of
-from ...v1.types import Urgency
 from ..errors import InvalidRequest, KvtierError, NotFound, broken_answer
 from ..memory.buffers import Pieces, blocks_of, scatter, target_span
 from ..memory.extents import I64, U64, Wanted
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.types import ExpectedBlocks, GetReport, Retention
+from ..values.types import GetReport
 from .answers import FragmentCounter, num_leading
 from .base import Operations, milliseconds, only_answer
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
 from .stream_codecs import EncodedReader, readable_codecs
+from .terms import ReadTerms
 
 _MAX_NUMBER = (1 << 31) - 1  # of extents and slots: a place has 64 bits, one of them for a sign
 _HALF_WORD = np.uint64(32)
@@ -44,20 +44,8 @@ class Chain:
     namespace_id: int
     packed: bytes
     first_block: int
-    session: str
-    urgency: Urgency
     timeout_s: float
-    load_anyway: bool = False
-    retention: Sequence[Retention] = ()
-    expected: ExpectedBlocks | None = None
-
-    def __post_init__(self) -> None:
-        """Raises InvalidRequest for arguments of the wrong type."""
-        text("session", self.session)
-        member("urgency", self.urgency, Urgency)
-        instances("retention", self.retention, Retention)
-        if self.expected is not None:
-            instance("expected", self.expected, ExpectedBlocks)
+    terms: ReadTerms
 
     def behind(self, num_blocks: int) -> "Chain":
         """Return the same, from so many blocks further on."""
@@ -72,54 +60,37 @@ class Chain:
         self, operations: Operations, attachment: Attachment, first_block: int, ttl_s: float = 0.0
     ) -> kvcache_pb2.AcquireRequest:
         """Return the message that pins the chain from `first_block` on."""
+        terms = self.terms
         return kvcache_pb2.AcquireRequest(
             request_id=operations.request_id(),
             client_id=attachment.client_id,
             namespace_id=self.namespace_id,
             prefix_hashes=self.packed,
-            session_id=self.session,
-            urgency=urgency_to_wire(self.urgency),
+            session_id=terms.session,
+            urgency=urgency_to_wire(terms.urgency),
             ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
             deadline_ms=milliseconds("deadline_s", self.timeout_s),
             first_block=first_block,
-            load_anyway=bool(self.load_anyway),
-            retention=[hint.to_wire() for hint in self.retention],
-            expected=self.expected.to_wire() if self.expected is not None else None,
+            load_anyway=bool(terms.load_anyway),
+            retention=[hint.to_wire() for hint in terms.retention],
+            expected=terms.expected.to_wire() if terms.expected is not None else None,
         )
 
 
 def get(
-    operations: Operations,
-    namespace: Namespace,
-    hashes: Any,
-    into: Any,
-    first_block: int,
-    session: str,
-    urgency: Urgency,
-    deadline_s: float | None,
-    load_anyway: bool = False,
-    expected: ExpectedBlocks | None = None,
+    operations: Operations, namespace: Namespace, hashes: Any, into: Any, terms: ReadTerms
 ) -> Operation[GetReport]:
     """Fetch blocks; see Client.get."""
     instance("namespace", namespace, Namespace)
-    packed = pack(hashes)
+    packed, first_block = pack(hashes), terms.first_block
     num_named = len(packed) // HASH_BYTES
     check_first_block(first_block, num_named)
     num_wanted = num_named - first_block
     data = np.empty(num_wanted * namespace.block_bytes, np.uint8) if into is None else into
     blocks = blocks_of(data, num_wanted, namespace.block_bytes, writable=True)
     attachment, namespace_id = yield from operations.begin(namespace)
-    chain = Chain(
-        namespace,
-        namespace_id,
-        operations.chain(attachment, packed),
-        first_block,
-        session,
-        urgency,
-        operations.deadline(deadline_s),
-        load_anyway,
-        expected=expected,
-    )
+    packed, timeout_s = operations.chain(attachment, packed), operations.deadline(terms.deadline_s)
+    chain = Chain(namespace, namespace_id, packed, first_block, timeout_s, terms)
     num_one_sided, is_shared = 0, num_wanted and attachment.reader is not None
     if is_shared and blocks.address is not None and attachment.extents.mapped:
         num_one_sided = yield from _read_run(operations, attachment, chain, blocks.address)
@@ -240,7 +211,7 @@ def _read_run(operations: Operations, attachment: Attachment, chain: Chain, addr
 def _touch(operations: Operations, attachment: Attachment, chain: Chain, packed: bytes) -> Operation[None]:
     """Remember that blocks were read one-sidedly; report what is due."""
     if packed:
-        attachment.touches.add(chain.namespace_id, chain.session, packed)
+        attachment.touches.add(chain.namespace_id, chain.terms.session, packed)
         if attachment.touches.are_due(operations.settings.limits):
             yield from operations.flush(attachment)
 

@@ -7,7 +7,6 @@ Views are read-only and point into the daemon's own memory (fragments.py). Nothi
 the lease; ending it then raises PreconditionFailed.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,18 +15,18 @@ import numpy as np
 from ...v1 import kvcache_pb2
 from ...v1.arguments import number, whole
 from ...v1.shm import HASH_BYTES, extent_of
-from ...v1.types import Tier, Urgency
+from ...v1.types import Tier
 from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError, NotFound, PreconditionFailed, Unavailable
 from ..memory.buffers import address_of, copy_bytes
 from ..memory.extents import OFFSET, U8, Wanted
 from ..memory.fragments import Fragment, Readable, end_all
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.types import ExpectedBlocks, Retention
 from .answers import FragmentCounter, num_blocks_of, tiers_of
 from .base import Operations, milliseconds
 from .effects import Attach, Attachment, Forget, Operation, Receive
 from .gets import Chain, check_first_block, map_extents, release, wanted_of
+from .terms import ReadTerms
 
 
 class LeaseState:
@@ -235,37 +234,20 @@ def acquire(
     operations: Operations,
     namespace: Namespace,
     hashes: Any,
-    session: str,
-    urgency: Urgency,
     ttl_s: float | None,
-    deadline_s: float | None,
-    first_block: int,
     views: bool,
-    load_anyway: bool = False,
-    retention: Sequence[Retention] = (),
-    expected: ExpectedBlocks | None = None,
+    terms: ReadTerms,
 ) -> Operation[LeaseState]:
     """Pin the stored prefix; see Client.acquire."""
     if ttl_s is not None:
         number("ttl_s", ttl_s, 0.0)
     if not (num_blocks := len(pack(hashes)) // HASH_BYTES):
         raise InvalidRequest("a lease of no blocks; pass one prefix hash at least")
-    check_first_block(first_block, num_blocks - 1)
+    check_first_block(terms.first_block, num_blocks - 1)
     attachment, namespace_id = yield from operations.begin(namespace)
     packed = operations.chain(attachment, hashes)
-    timeout_s = operations.deadline(deadline_s)
-    chain = Chain(
-        namespace,
-        namespace_id,
-        packed,
-        first_block,
-        session,
-        urgency,
-        timeout_s,
-        load_anyway,
-        retention,
-        expected,
-    )
+    timeout_s = operations.deadline(terms.deadline_s)
+    chain = Chain(namespace, namespace_id, packed, terms.first_block, timeout_s, terms)
     state = LeaseState(operations, attachment, chain, views)
     try:
         yield from state.open(ttl_s or 0.0)

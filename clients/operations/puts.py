@@ -11,7 +11,7 @@ A span of the staging extent is given back only when the daemon has answered: un
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from .answers import outcomes_of
 from .base import Operations, milliseconds, only_answer
 from .effects import Attach, Attachment, Operation, Receive, Send, Work
 from .stream_codecs import chunks, gathered
+from .terms import PutTerms
 
 MAX_IN_FLIGHT = 2
 
@@ -188,22 +189,14 @@ class _Put:
 
 
 def put(
-    operations: Operations,
-    namespace: Namespace,
-    hashes: Any,
-    data: Any,
-    parent: bytes,
-    session: str,
-    deadline_s: float | None,
-    prefill_s: float = 0.0,
-    retention: Sequence[Retention] = (),
+    operations: Operations, namespace: Namespace, hashes: Any, data: Any, terms: PutTerms
 ) -> Operation[PutReport]:
     """Store blocks; see Client.put."""
     instance("namespace", namespace, Namespace)
     packed = pack(hashes)
     blocks = blocks_of(data, len(packed) // HASH_BYTES, namespace.block_bytes, writable=False)
-    timeout_s = operations.deadline(deadline_s)
-    header = put_header(operations, packed, parent, session, timeout_s, prefill_s, retention)
+    timeout_s = operations.deadline(terms.deadline_s)
+    header = put_header(operations, packed, timeout_s, terms)
     if not len(blocks):
         return PutReport([])
     attachment, namespace_id = yield from operations.begin(namespace)
@@ -227,23 +220,17 @@ def put(
 
 
 def put_header(
-    operations: Operations,
-    packed: bytes,
-    parent: bytes,
-    session: str,
-    timeout_s: float,
-    prefill_s: float,
-    retention: Sequence[Retention],
+    operations: Operations, packed: bytes, timeout_s: float, terms: PutTerms
 ) -> kvcache_pb2.ReserveRequest:
     """Return what a put says of its blocks, for any namespace. Raises InvalidRequest."""
     return kvcache_pb2.ReserveRequest(
         request_id=operations.request_id(),
-        parent_hash=parent_hash(parent),
+        parent_hash=parent_hash(terms.parent),
         prefix_hashes=packed,
-        session_id=text("session", session),
+        session_id=text("session", terms.session),
         deadline_ms=milliseconds("deadline_s", timeout_s),
-        prefill_s=number("prefill_s", prefill_s),
-        retention=[hint.to_wire() for hint in instances("retention", retention, Retention)],
+        prefill_s=number("prefill_s", terms.prefill_s),
+        retention=[hint.to_wire() for hint in instances("retention", terms.retention, Retention)],
     )
 
 

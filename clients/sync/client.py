@@ -13,6 +13,7 @@ from ..memory.staging import StagingBuffer
 from ..operations import gets, leases, lookups, puts
 from ..operations.base import ClientSettings
 from ..operations.direct import Exporter, pages_registration
+from ..operations.terms import PutTerms, ReadTerms
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import only_hash, pack
 from ..values.namespace import Namespace
@@ -117,20 +118,8 @@ class Client(Driver):
         before the first one. Blocks that cannot be stored are in the report, not errors. `prefill_s` is what
         computing them took, if known; `retention` says what is worth keeping more than the rest, or less.
         """
-        return self.run(
-            partial(
-                puts.put,
-                self.operations,
-                namespace,
-                hashes,
-                data,
-                parent,
-                session,
-                deadline_s,
-                prefill_s,
-                retention,
-            )
-        )
+        terms = PutTerms(parent, session, deadline_s, prefill_s, retention)
+        return self.run(partial(puts.put, self.operations, namespace, hashes, data, terms))
 
     def get(
         self,
@@ -158,21 +147,8 @@ class Client(Driver):
                 if link.attachment.touches.are_due(self.operations.settings.limits):
                     self.flush()
                 return report
-        return self.run(
-            partial(
-                gets.get,
-                self.operations,
-                namespace,
-                hashes,
-                into,
-                first_block,
-                session,
-                urgency,
-                deadline_s,
-                load_anyway,
-                expected,
-            )
-        )
+        terms = ReadTerms(first_block, session, urgency, deadline_s, load_anyway, expected=expected)
+        return self.run(partial(gets.get, self.operations, namespace, hashes, into, terms))
 
     def acquire(
         self,
@@ -196,21 +172,8 @@ class Client(Driver):
         computing them are left out, with the lease's `reason`, unless `load_anyway`. Blocks that are
         `expected` count as pinned until they come, or do not.
         """
-        make = partial(
-            leases.acquire,
-            self.operations,
-            namespace,
-            hashes,
-            session,
-            urgency,
-            ttl_s,
-            deadline_s,
-            first_block,
-            views,
-            load_anyway,
-            retention,
-            expected,
-        )
+        terms = ReadTerms(first_block, session, urgency, deadline_s, load_anyway, retention, expected)
+        make = partial(leases.acquire, self.operations, namespace, hashes, ttl_s, views, terms)
         return Lease(self, self.run(make))
 
     def pin(

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...v1.types import Urgency
 from ..operations.direct import DirectGet, LayerGroup, PagesRegistration, PagesReport
-from ..operations.effects import Operation
+from ..operations.terms import PutTerms, ReadTerms
 from ..values.namespace import Namespace
 from ..values.types import ExpectedBlocks, PutReport, Retention
 from .driver import Driver
@@ -88,16 +88,9 @@ class Pages:
         They are written from now until this returns, but not before `after`, one of `events`. Blocks that are
         `expected` are waited for.
         """
-
-        state = DirectGet(self._state, first_block)
-
-        def whole() -> Operation[PagesReport]:
-            yield from state.open(
-                namespace, hashes, page_ids, session, urgency, deadline_s, load_anyway, after, False, expected
-            )
-            return (yield from state.finish())
-
-        return self._client.run(whole)
+        terms = ReadTerms(first_block, session, urgency, deadline_s, load_anyway, expected=expected)
+        get = DirectGet(self._state, terms)
+        return self._client.run(partial(get.whole, namespace, hashes, page_ids, after))
 
     def begin_get(
         self,
@@ -116,21 +109,9 @@ class Pages:
 
         Layer groups come with events only where pages were registered with `num_event_sets`.
         """
-        state = DirectGet(self._state, first_block)
-        make = partial(
-            state.open,
-            namespace,
-            hashes,
-            page_ids,
-            session,
-            urgency,
-            deadline_s,
-            load_anyway,
-            after,
-            True,
-        )
-        self._client.run(make)
-        return Delivery(self._client, state)
+        get = DirectGet(self._state, ReadTerms(first_block, session, urgency, deadline_s, load_anyway))
+        self._client.run(partial(get.open, namespace, hashes, page_ids, after, True))
+        return Delivery(self._client, get)
 
     def put(
         self,
@@ -150,19 +131,8 @@ class Pages:
         The pages are read from now until then, but not before `after`, one of `events`. The rest is as in
         Client.put.
         """
-        make = partial(
-            self._state.put,
-            namespace,
-            hashes,
-            page_ids,
-            parent,
-            session,
-            deadline_s,
-            prefill_s,
-            retention,
-            after,
-        )
-        return self._client.run(make)
+        terms = PutTerms(parent, session, deadline_s, prefill_s, retention)
+        return self._client.run(partial(self._state.put, namespace, hashes, page_ids, after, terms))
 
     def settle(self) -> None:
         """Return when no call that was never answered touches the pages any more.
