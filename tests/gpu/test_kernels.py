@@ -14,8 +14,9 @@ from kvtier.tiers.codecs.lossy.profile import Profile, uniform_rules
 from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.gpu.decode import digest_kernels, exponent_kernels, quantised_kernels
 from kvtier.tiers.gpu.decode.digest import DeviceDigest, digests_of
-from kvtier.tiers.gpu.decode.exponents import DeviceExponents, Record
+from kvtier.tiers.gpu.decode.exponents import DeviceExponents
 from kvtier.tiers.gpu.decode.quantised import DeviceQuantised
+from kvtier.tiers.gpu.decode.records import Record
 from kvtier.tiers.gpu.device import launching
 from kvtier.tiers.gpu.device.contract import CopyPieces, Device, DeviceError, Stream
 from kvtier.tiers.gpu.device.cuda import CudaDevice

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtier.tiers.codecs.base import Codec, Shape
-from kvtier.tiers.gpu.decode.exponents import Record
+from kvtier.tiers.gpu.decode.records import Record
 from kvtier.tiers.gpu.device.contract import DeviceMemory
 from tests.fakes.gpu.device import FakeDevice
 

@@ -17,8 +17,9 @@ from kvtier.tiers.codecs.exact.float8 import Float8
 from kvtier.tiers.codecs.trial import e4m3_of
 from kvtier.tiers.gpu.decode import exponent_kernels, float8_kernels
 from kvtier.tiers.gpu.decode.decoding import load_decoding
-from kvtier.tiers.gpu.decode.exponents import NUM_SLABS, DeviceExponents, Record
+from kvtier.tiers.gpu.decode.exponents import DeviceExponents
 from kvtier.tiers.gpu.decode.float8 import DeviceFloat8
+from kvtier.tiers.gpu.decode.records import NUM_SLABS, Record
 from kvtier.tiers.gpu.device.contract import Stream
 from kvtier.tiers.gpu.pages import kernels as pieces
 from tests.fakes.gpu.device import FakeDevice

@@ -10,9 +10,9 @@ import pytest
 from kvtier.tiers.codecs.base import CodecError, Shape
 from kvtier.tiers.codecs.lossy.profile import Profile, Rule, uniform_rules
 from kvtier.tiers.codecs.lossy.profiled import Profiled
-from kvtier.tiers.gpu.decode.exponents import Record
-from kvtier.tiers.gpu.decode.quantised import NUM_SLABS, DeviceQuantised
+from kvtier.tiers.gpu.decode.quantised import DeviceQuantised
 from kvtier.tiers.gpu.decode.quantised_kernels import NAMES, SOURCE
+from kvtier.tiers.gpu.decode.records import NUM_SLABS, Record
 
 from .device_bench import DeviceBench
 from .host_kernels import on_host

@@ -37,7 +37,7 @@ from ..device.slabs import Slab, Slabs
 from ..hbm import HbmEngine
 from . import gds
 from .decoding import DecodeItem, DeviceDecoding, Digests
-from .exponents import Record
+from .records import Record
 
 log = logging.getLogger(__name__)
 

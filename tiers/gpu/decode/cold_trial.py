@@ -28,8 +28,8 @@ from ..device.slabs import Slab
 from ..device.waiting import copy_and_wait, wait_for
 from .cold_edge import ColdCopier
 from .decoding import DecodeItem
-from .exponents import Record
 from .gds import OpenFile, Trial, compare
+from .records import Record
 
 log = logging.getLogger(__name__)
 

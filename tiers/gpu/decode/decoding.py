@@ -21,9 +21,10 @@ from ..device.launching import load
 from ..device.slabs import Ticket
 from . import digest_kernels, exponent_kernels, float8_kernels, quantised_kernels
 from .digest import DeviceDigest, digests_of
-from .exponents import CallLimits, DeviceExponents, Record
+from .exponents import DeviceExponents
 from .float8 import DeviceFloat8
 from .quantised import DeviceQuantised
+from .records import CallLimits, Record, RecordDecoder
 
 
 class DecodeItem(NamedTuple):
@@ -49,7 +50,7 @@ class DeviceDecoding:
         quantised: DeviceQuantised,
         digest: DeviceDigest,
     ) -> None:
-        self._decoders: dict[type, DeviceExponents | DeviceFloat8 | DeviceQuantised] = {
+        self._decoders: dict[type, RecordDecoder] = {
             Exponents: exponents,
             Float8: float8,
             Profiled: quantised,
@@ -118,8 +119,8 @@ class DeviceDecoding:
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""
-        for part in (*self._decoders.values(), self._digest):
-            part.slabs.close()
+        for slabs in (*(one.slabs for one in self._decoders.values()), self._digest.slabs):
+            slabs.close()
 
 
 def load_decoding(device: Device) -> DeviceDecoding | None:
