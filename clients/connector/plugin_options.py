@@ -5,7 +5,7 @@ A plug-in's options are a frozen dataclass of strings and numbers with defaults.
 a misspelt setting that is silently ignored costs an administrator a day.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -17,12 +17,17 @@ Options = TypeVar("Options")
 
 
 def options_from(
-    kind: type[Options], settings: Mapping[str, Any], what: str, may_be_zero: Collection[str] = ()
+    kind: type[Options],
+    settings: Mapping[str, Any],
+    what: str,
+    least: Mapping[str, float] | None = None,
+    most: Mapping[str, float] | None = None,
 ) -> Options:
     """Return options of `kind`, a dataclass. Raises InvalidRequest naming the setting and what it may be.
 
-    Numbers must be above 0, those named in `may_be_zero` not below.
+    Numbers must be above 0, or not below `least`, and at most `most`, by name.
     """
+    least, most = least or {}, most or {}
     hints = get_type_hints(kind)
     for name, given in settings.items():
         if name not in hints:
@@ -32,9 +37,13 @@ def options_from(
         is_right = isinstance(given, (int, float) if wanted is float else wanted)
         if not is_right or (isinstance(given, bool) and wanted is not bool):
             raise bad_option(f"{name} of {what} must be {wanted.__name__}, is {given!r}")
-        if wanted in (int, float) and given <= 0 and (given < 0 or name not in may_be_zero):
-            least = "at least 0" if name in may_be_zero else "above 0"
-            raise bad_option(f"{name} of {what} must be {least}, is {given!r}")
+        if wanted not in (int, float):
+            continue
+        if not (given >= least[name] if name in least else given > 0):
+            bound = f"at least {least[name]:g}" if name in least else "above 0"
+            raise bad_option(f"{name} of {what} must be {bound}, is {given!r}")
+        if name in most and not given <= most[name]:
+            raise bad_option(f"{name} of {what} must be at most {most[name]:g}, is {given!r}")
     return kind(**settings)
 
 

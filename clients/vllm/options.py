@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...v1.addresses import default_target
-from ..connector.plugin_options import bad_option, check_choice, digest_from, options_from
+from ..connector.plugin_options import check_choice, digest_from, options_from
 
 WHAT = "kv_connector_extra_config"
 SAVES = ("all", "prompt", "none")
-MAX_TIMEOUT_S = 600.0
-MAY_BE_ZERO = (
-    "layers_per_group",
-    "min_load_tokens",
-    "window_checkpoint_tokens",
-    "answer_wait_s",
-    "max_early_leases",
-    "max_arriving_loads",
-)
+LEAST = {
+    **dict.fromkeys(("layers_per_group", "min_load_tokens", "window_checkpoint_tokens"), 0),
+    **dict.fromkeys(("answer_wait_s", "max_early_leases", "max_arriving_loads"), 0),
+    "lease_ttl_s": 1,
+}
+MOST = {
+    **dict.fromkeys(("answer_timeout_s", "promote_timeout_s", "load_timeout_s", "save_timeout_s"), 600),
+    **dict.fromkeys(("handover_wait_s", "lease_ttl_s"), 600),
+    "max_unsaved_fraction": 0.9,
+    "num_load_threads": 64,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +67,8 @@ class Options:
     def from_config(cls, extra: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> "Options":
         """Read the engine's extra config. Raises InvalidRequest naming the key and the fix."""
         given = {**extra, "target": extra.get("target") or default_target(environment)}
-        options = options_from(cls, given, WHAT, MAY_BE_ZERO)
-        options._check()
+        options = options_from(cls, given, WHAT, LEAST, MOST)
+        check_choice("save", options.save, SAVES)
+        if options.model_digest:
+            digest_from(options.model_digest, "model_digest")
         return options
-
-    def _check(self) -> None:
-        check_choice("save", self.save, SAVES)
-        for name in (
-            "answer_timeout_s",
-            "promote_timeout_s",
-            "load_timeout_s",
-            "save_timeout_s",
-            "handover_wait_s",
-        ):
-            if getattr(self, name) > MAX_TIMEOUT_S:
-                raise bad_option(
-                    f"{name} must be at most {MAX_TIMEOUT_S:.0f} seconds, is {getattr(self, name)}"
-                )
-        if not 1 <= self.lease_ttl_s <= MAX_TIMEOUT_S:
-            raise bad_option(
-                f"lease_ttl_s must be between 1 and {MAX_TIMEOUT_S:.0f} seconds, is {self.lease_ttl_s}"
-            )
-        if self.max_unsaved_fraction > 0.9:
-            raise bad_option(f"max_unsaved_fraction must be at most 0.9, is {self.max_unsaved_fraction}")
-        if self.num_load_threads > 64:
-            raise bad_option(f"num_load_threads must be at most 64, is {self.num_load_threads}")
-        if self.model_digest:
-            digest_from(self.model_digest, "model_digest")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..connector.plugin_options import ChainOptions, bad_option, check_choice, options_from
+from ..connector.plugin_options import ChainOptions, check_choice, options_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,10 @@ class TierOptions(ChainOptions):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "TierOptions":
         """Make options of the entry's keys (those of vLLM itself are taken out before)."""
-        return options_from(cls, settings, "a KvtierTier", may_be_zero=("wait_for_room_s",))
+        least, most = {"wait_for_room_s": 0}, {"max_waiting_fraction": 1}
+        return options_from(cls, settings, "a KvtierTier", least, most)
 
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # super() does not know a dataclass with slots
         check_choice("offload", self.offload, ("chunk", "request"))
         check_choice("on_reset", self.on_reset, ("forget", "keep"))
-        if self.max_waiting_fraction > 1:
-            raise bad_option(f"max_waiting_fraction must be at most 1, is {self.max_waiting_fraction}")
