@@ -50,7 +50,7 @@ from .core.instructions import (
 from .core.planner import Planner
 from .core.results import AcquireResult, Refusal, Result
 from .event_log import EventLog
-from .replies import Replies
+from .replies import NowOrLater, Replies
 from .store_tasks import StoreTasks
 from .transfer.fair_queue import BandwidthShares
 from .transfer.mover import Mover
@@ -207,7 +207,7 @@ class Appliance:
             observe(event, instructions, began_at)
         self.execute(instructions)
 
-    def ask(self, build: Callable[[int], Event]) -> "Result | asyncio.Future[Result]":
+    def ask(self, build: Callable[[int], Event]) -> NowOrLater[Result]:
         """Step with the event that `build` makes of a call number.
 
         The result itself when the planner answered at once, which is the common case and costs neither future

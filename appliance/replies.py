@@ -7,12 +7,14 @@ taken without waiting, a task or a future.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from .core.results import AcquireResult, Refusal, Result
 from .errors import ApplianceError, from_refusal
 
 T = TypeVar("T")
+#: An answer that is known when the call returns, as nearly all are, or a future of it.
+NowOrLater: TypeAlias = T | asyncio.Future[T]
 
 
 class AnswerQueue(Generic[T]):

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 from ...tiers.block import NamespaceIdentity, tenant_of
 from ...v1 import kvcache_pb2 as pb
 from ...v1.bundles import blocks_per_bundle
-from ...v1.types_pb2 import HostLoad
 from ..core.fleet.fleet_rank import FleetRank, KnownHost, disk_load_s, is_full, rank_fleet
 from ..core.fleet.promises import Promises
 from ..core.requests.lookups import LookupResult
@@ -175,16 +174,7 @@ class RankService:
             num_on_disk=num_on_disk,
             load=load,
         )
-        known = KnownHost(
-            "",
-            found.num_blocks,
-            worth,
-            load_s,
-            is_draining=load.is_draining,
-            is_full=_is_full(load),
-            busy=_busy(load),
-        )
-        return _Row(known, shown)
+        return _row_of(shown, worth, load_s)
 
     def _row(self, host: FleetHost, identity: NamespaceIdentity, names: Sequence[bytes], held: Held) -> _Row:
         """Return what is known of another host, which holds what it says."""
@@ -209,17 +199,7 @@ class RankService:
             num_in_unknown_tier=num_held - in_known_tier,
             load=load,
         )
-        known = KnownHost(
-            "",
-            num_held,
-            num_held,
-            load_s,
-            is_askable=host.may_fetch(self._cache.appliance.clock()),
-            is_draining=load.is_draining,
-            is_full=_is_full(load),
-            busy=_busy(load),
-        )
-        return _Row(known, shown)
+        return _row_of(shown, num_held, load_s, host.may_fetch(self._cache.appliance.clock()))
 
 
 def _queues(candidates: Sequence[pb.RankCandidate]) -> dict[str, float]:
@@ -249,12 +229,20 @@ def _chosen(rows: Iterable[_Row], queues: Mapping[str, float]) -> dict[str, _Row
     }
 
 
-def _is_full(load: HostLoad) -> bool:
-    return load.HasField("free_share") and is_full(load.free_share)
-
-
-def _busy(load: HostLoad) -> tuple[int, int]:
-    return load.num_tickets, load.queued_bytes
+def _row_of(shown: pb.RankedHost, num_worth_loading: int, load_s: float, is_askable: bool = True) -> _Row:
+    """Return the row of a host: what is told of it, and what that means for its rank."""
+    load = shown.load
+    known = KnownHost(
+        "",
+        shown.num_held,
+        num_worth_loading,
+        load_s,
+        is_askable=is_askable,
+        is_draining=load.is_draining,
+        is_full=load.HasField("free_share") and is_full(load.free_share),
+        busy=(load.num_tickets, load.queued_bytes),
+    )
+    return _Row(known, shown)
 
 
 def _told(rank: FleetRank, shown: pb.RankedHost) -> pb.RankedHost:

@@ -16,6 +16,7 @@ from ...tiers.memory.places import I64
 from ...v1 import direct_pb2, kvcache_pb2
 from ..core import events, results
 from ..errors import error, from_refusal
+from ..replies import NowOrLater
 from ..security.callers import Caller
 from ..server.cache_service import CacheService
 from . import runtime_events
@@ -113,7 +114,7 @@ class PagePuts:
         self,
         registration: Registration,
         first: int,
-        answer: "results.Result | asyncio.Future[results.Result]",
+        answer: NowOrLater[results.Result],
     ) -> direct_pb2.PutPagesResponse:
         """Count and return the planner's answer to a put; the source of its byte 0 is `first`.
 

@@ -33,7 +33,7 @@ from ...v1 import direct_pb2
 from ..core.shares import Shares
 from ..detached import apart
 from ..errors import ApplianceError, error
-from ..replies import AnswerQueue
+from ..replies import AnswerQueue, NowOrLater
 from ..security.callers import Caller
 from ..security.client_registry import ConnectedClient
 from ..server.cache_service import CacheService
@@ -259,7 +259,7 @@ class DirectPath:
 
     def cancel_pages(
         self, caller: Caller, request: direct_pb2.CancelPagesRequest
-    ) -> "direct_pb2.CancelPagesResponse | asyncio.Future[direct_pb2.CancelPagesResponse]":
+    ) -> NowOrLater[direct_pb2.CancelPagesResponse]:
         """Cancel a get; answered when it touches its pages no more."""
         registration = self._own(caller, request.registration_id)
         delivery = registration.deliveries.get(request.request_id)

@@ -38,7 +38,7 @@ from ..core.results import (
 )
 from ..errors import error, from_refusal
 from ..persisted.namespace_book import NamespaceBook
-from ..replies import Replies
+from ..replies import NowOrLater, Replies
 from ..security import request_checks as checks
 from ..security.callers import Caller
 from ..security.client_registry import MAX_CLIENT_TTL_S, ClientRegistry, ConnectedClient
@@ -132,7 +132,7 @@ class CacheService:
 
     def register_namespace(
         self, caller: Caller, request: pb.RegisterNamespaceRequest
-    ) -> "pb.RegisterNamespaceResponse | asyncio.Future[pb.RegisterNamespaceResponse]":
+    ) -> NowOrLater[pb.RegisterNamespaceResponse]:
         """Return the number of a namespace, which is made where it is new. Raises ApplianceError."""
         identity = checks.identity(request.identity, self._domain(caller, request.identity.domain))
         check_profile(identity, self.profiles)
@@ -156,9 +156,7 @@ class CacheService:
 
     # -------------------------------------------------------------------------------- reading
 
-    def lookup(
-        self, caller: Caller, request: pb.LookupRequest
-    ) -> "pb.LookupResponse | asyncio.Future[pb.LookupResponse]":
+    def lookup(self, caller: Caller, request: pb.LookupRequest) -> NowOrLater[pb.LookupResponse]:
         """Return how much of a chain is stored, and where. Changes nothing."""
         hashes = self.chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
@@ -278,9 +276,7 @@ class CacheService:
             ready.generation.extend(generations)
         return response
 
-    def release(
-        self, caller: Caller, request: pb.ReleaseRequest
-    ) -> "pb.ReleaseResponse | asyncio.Future[pb.ReleaseResponse]":
+    def release(self, caller: Caller, request: pb.ReleaseRequest) -> NowOrLater[pb.ReleaseResponse]:
         """End leases; returns how many were not known."""
         client = self.client_of(caller, request.client_id)
         lease_ids = self._lease_ids(request.lease_ids)
@@ -289,9 +285,7 @@ class CacheService:
             answer, ReleaseResult, lambda result: pb.ReleaseResponse(num_unknown=result.num_unknown)
         )
 
-    def keep_alive(
-        self, caller: Caller, request: pb.KeepAliveRequest
-    ) -> "pb.KeepAliveResponse | asyncio.Future[pb.KeepAliveResponse]":
+    def keep_alive(self, caller: Caller, request: pb.KeepAliveRequest) -> NowOrLater[pb.KeepAliveResponse]:
         """Extend leases; returns those that had expired."""
         client = self.client_of(caller, request.client_id)
         lease_ids = self._lease_ids(request.lease_ids)
@@ -314,9 +308,7 @@ class CacheService:
 
     # -------------------------------------------------------------------------------- writing
 
-    def reserve(
-        self, caller: Caller, request: pb.ReserveRequest
-    ) -> "pb.ReserveResponse | asyncio.Future[pb.ReserveResponse]":
+    def reserve(self, caller: Caller, request: pb.ReserveRequest) -> NowOrLater[pb.ReserveResponse]:
         """Reserve room for new blocks; returns the outcome of each."""
         client = self.client_of(caller, request.client_id)
         event = self.reservation(caller, client, request)
@@ -327,9 +319,7 @@ class CacheService:
             lambda result: pb.ReserveResponse(reservation_id=result.reservation_id, outcomes=result.outcomes),
         )
 
-    def commit(
-        self, caller: Caller, request: pb.CommitRequest
-    ) -> "pb.CommitResponse | asyncio.Future[pb.CommitResponse]":
+    def commit(self, caller: Caller, request: pb.CommitRequest) -> NowOrLater[pb.CommitResponse]:
         """Store the blocks of a reservation, or of `reserve` in this call; returns their outcomes."""
         client = self.client_of(caller, request.client_id)
         checks.text("request_id", request.request_id)

@@ -1,11 +1,10 @@
 """IntentService: the calls of KVCacheService that say what will be needed: pins, prefetches, sessions."""
 
-import asyncio
-
 from ...v1 import kvcache_pb2 as pb
 from ..core import events
 from ..core.results import CountResult, PinResult, PrefetchResult
 from ..errors import error
+from ..replies import NowOrLater
 from ..security import request_checks as checks
 from ..security.callers import Caller
 from .cache_service import CacheService
@@ -18,9 +17,7 @@ class IntentService:
     def __init__(self, cache: CacheService) -> None:
         self._cache = cache
 
-    def pin(
-        self, caller: Caller, request: pb.PinRequest
-    ) -> "pb.PinResponse | asyncio.Future[pb.PinResponse]":
+    def pin(self, caller: Caller, request: pb.PinRequest) -> NowOrLater[pb.PinResponse]:
         """Keep blocks at or above a floor tier for a time; returns the pin's number."""
         cache = self._cache
         client = cache.client_of(caller, request.client_id)
@@ -47,9 +44,7 @@ class IntentService:
             cache.appliance.step(events.UnpinRequested(request.pin_id))
         return pb.UnpinResponse()
 
-    def prefetch(
-        self, caller: Caller, request: pb.PrefetchRequest
-    ) -> "pb.PrefetchResponse | asyncio.Future[pb.PrefetchResponse]":
+    def prefetch(self, caller: Caller, request: pb.PrefetchRequest) -> NowOrLater[pb.PrefetchResponse]:
         """Promote blocks into hbm or dram; returns how many are there or under way."""
         cache = self._cache
         client = cache.client_of(caller, request.client_id)
@@ -92,7 +87,7 @@ class IntentService:
 
     def fork_session(
         self, caller: Caller, request: pb.ForkSessionRequest
-    ) -> "pb.ForkSessionResponse | asyncio.Future[pb.ForkSessionResponse]":
+    ) -> NowOrLater[pb.ForkSessionResponse]:
         """Let a new session continue the blocks of an old one; returns their number."""
         cache = self._cache
         client = cache.client_of(caller, request.client_id)
@@ -101,9 +96,7 @@ class IntentService:
         answer = cache.appliance.ask(lambda call: events.SessionForked(call, client.id, old, new))
         return respond(answer, CountResult, lambda result: pb.ForkSessionResponse(num_blocks=result.count))
 
-    def end_session(
-        self, caller: Caller, request: pb.EndSessionRequest
-    ) -> "pb.EndSessionResponse | asyncio.Future[pb.EndSessionResponse]":
+    def end_session(self, caller: Caller, request: pb.EndSessionRequest) -> NowOrLater[pb.EndSessionResponse]:
         """End a session; with `archive` its blocks are demoted. Returns their number."""
         cache = self._cache
         client = cache.client_of(caller, request.client_id)

@@ -6,16 +6,13 @@ from typing import TypeVar
 
 from ..core.results import Refusal, Result
 from ..errors import from_refusal
+from ..replies import NowOrLater
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-def respond(
-    answer: "Result | asyncio.Future[Result]",
-    kind: type[T],
-    to_response: Callable[[T], R],
-) -> "R | asyncio.Future[R]":
+def respond(answer: NowOrLater[Result], kind: type[T], to_response: Callable[[T], R]) -> NowOrLater[R]:
     """Return the response to an answer of the planner, or a future of it where the answer is one.
 
     `kind` is the class of the answer that `to_response` takes; a refusal is raised as ApplianceError, now or
