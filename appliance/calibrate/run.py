@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from ...tiers.codecs.lossy.profile import Profile, Scalar
 from ...tiers.codecs.lossy.profile_file import write_profile
@@ -23,12 +23,8 @@ CURVE_BITS: Final[dict[Kind, tuple[float, ...]]] = {
 }
 
 
-class Show(Protocol):
-    """Tells people how far it is."""
-
-    def begin(self, what: str, num_steps: int) -> Callable[[], None]:
-        """Return what is called after each step."""
-        ...
+#: Tells what begins and of how many steps; returns what is called after each.
+Begin: TypeAlias = Callable[[str, int], Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class CalibrationOutcome:
     choices: Choices
 
 
-def calibrate(loaded: LoadedModel, wish: Wish, state_path: Path, show: Show) -> CalibrationOutcome:
+def calibrate(loaded: LoadedModel, wish: Wish, state_path: Path, begin: Begin) -> CalibrationOutcome:
     """Return a profile within the wish's budget, measured and checked.
 
     Raises Unsuited, StateError, NotKept and OSError."""
@@ -77,13 +73,13 @@ def calibrate(loaded: LoadedModel, wish: Wish, state_path: Path, show: Show) -> 
         "dtype": loaded.dtype,
     }
     with Measurements(state_path, run) as state:
-        advance = show.begin("measuring heads", num_measurements(measured_on, wish.coder))
+        advance = begin("measuring heads", num_measurements(measured_on, wish.coder))
         choices = measure(measured_on, coders, wish.coder, wish.block_tokens, state, advance)
     model = CodedModel(wish.digest or loaded.digest, loaded.dtype, wish.block_tokens, coders)
-    advance = show.begin("searching", MAX_CHECKS)
+    advance = begin("searching", MAX_CHECKS)
     chosen = search(model, checked_on, choices, wish.budget, lambda _: advance())
     sizes, even = CURVE_BITS[wish.coder], _uniform_codings(wish.coder)
-    advance = show.begin("comparing", len(sizes) + len(even))
+    advance = begin("comparing", len(sizes) + len(even))
     curve, same = [chosen], list[Checked]()
     for bits in sizes:
         curve.append(check(model, checked_on, allocate(choices, bits=bits)))

@@ -23,7 +23,7 @@ _MISSING = "calibrating needs torch and transformers; pip install 'kvtier[torch,
 
 
 class Bars:
-    """Implements Show on a terminal; says one line a stage elsewhere."""
+    """Bars of progress on a terminal; one line a stage elsewhere."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -146,7 +146,7 @@ def calibrate(
         with Bars() as bars:
             loaded = load(model_name, device, dtype)
             wish = Wish(budget, data, Cut(rows, prefix, asked), block_tokens, coder, digest)
-            outcome = run(loaded, wish, state or out.with_suffix(".measured"), bars)
+            outcome = run(loaded, wish, state or out.with_suffix(".measured"), bars.begin)
         write(outcome, model_name, out, page)
     except (Unsuited, StateError, NotKept, CodecError, OSError) as error:
         raise Failed(str(error)) from error

@@ -10,8 +10,8 @@ over; a policy that is new starts as after a restart: it is offered every candid
 first, and reads the rest from the catalog.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,16 +29,11 @@ from .events import PolicyChanged
 from .requests.pins import Pins
 
 
-class OptionsListener(Protocol):
-    """A part that derives something from the options, which all others read when they need them."""
-
-    def options_changed(self) -> None:
-        """Derive it anew."""
-        ...
-
-
 class Changes:
-    """Applies PolicyChanged, and says beforehand why it could not be."""
+    """Applies PolicyChanged, and says beforehand why it could not be.
+
+    Calls `listeners` of the parts that derive something from the options; others read them when needed.
+    """
 
     def __init__(
         self,
@@ -47,7 +42,7 @@ class Changes:
         victims: Victims,
         resizing: Resizing,
         pins: Pins,
-        listeners: Sequence[OptionsListener],
+        listeners: Sequence[Callable[[], None]],
     ) -> None:
         self._core = core
         self._residency = residency
@@ -89,7 +84,7 @@ class Changes:
         core = self._core
         core.options = change.options
         for listener in self._listeners:
-            listener.options_changed()
+            listener()
         for tier, num_units in change.num_units.items():
             self._resizing.resize(tier, num_units)
         if change.policies != core.choice:

@@ -126,7 +126,8 @@ class Planner:
         self.inspection = Inspection(
             core, self.copies, self.leases, self.pins, self.sessions, self.prefetching, self.waiting
         )
-        listeners = (self.quotas, self.requests, self.ahead, self.exports, self.fetches.searches)
+        parts = (self.quotas, self.requests, self.ahead, self.exports, self.fetches.searches)
+        listeners = [part.options_changed for part in parts]
         self.changes = Changes(core, residency, self.pressure.victims, self.resizing, self.pins, listeners)
         self.requests.namespaces_in_use = self._namespaces_in_use
         self._handlers = self._handler_table()

@@ -7,25 +7,47 @@
 
 import json
 import mimetypes
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from pathlib import Path as FilePath
 
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
 from .daemon_view import FAILED, READY, DaemonView
-from .exposition import CONTENT_TYPE, exposition
 from .http_server import BadRequest, HttpResponse, Path, Query
+from .metrics import Family
+from .metrics_table import METRICS
 from .sampler import CAPACITY
 from .snapshot import Snapshots
 
 PAGE = FilePath(__file__).parent / "page"
 INDEX = "index.html"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Collector(Collector):
+    def __init__(self, view: DaemonView) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Family]:
+        """Yield every metric as it is now."""
+        for metric in METRICS:
+            yield metric.family(self._view)
+
+
+def exposition(view: DaemonView) -> bytes:
+    """Return all metrics in Prometheus's text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(view))
+    return bytes(generate_latest(registry))
 
 
 def paths(view: DaemonView, with_names: bool) -> dict[str, Path]:
     """Return what is served, by path. `with_names`: every reader may see names."""
     snapshots = Snapshots(view)
     served: dict[str, Path] = {
-        "/metrics": lambda query: HttpResponse(exposition(view), CONTENT_TYPE),
+        "/metrics": lambda query: HttpResponse(exposition(view), METRICS_TYPE),
         "/healthz": lambda query: _verdict(view.state() != FAILED, view),
         "/readyz": lambda query: _verdict(view.state() == READY, view),
         "/api/snapshot": lambda query: _snapshot(snapshots, _history(query), with_names),

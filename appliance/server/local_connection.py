@@ -17,17 +17,18 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import Any
 
 from google.protobuf.message import Message
 
 from ...tiers.block import tenant_of
 from ...v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
 from ..errors import REASONS, ApplianceError, error, to_detail
+from ..replies import AnswerQueue
 from ..security.callers import Caller
 from ..tasks import Tasks
 from .call_latency import LOCAL, OK, TRACEPARENT, CallLatencies
 from .local_turns import Turns
-from .ports import StreamedAnswers
 
 log = logging.getLogger(__name__)
 
@@ -211,11 +212,11 @@ class LocalConnection:
             self._loop.remove_writer(self._socket)
             self.resume()
 
-    def stream(self, frame: Frame, replies: StreamedAnswers) -> None:
+    def stream(self, frame: Frame, replies: AnswerQueue[Any]) -> None:
         """Send the answers of an acquire, or of a get into pages, as they come."""
         self._streams.start(self._stream(frame, replies))
 
-    async def _stream(self, frame: Frame, replies: StreamedAnswers) -> None:
+    async def _stream(self, frame: Frame, replies: AnswerQueue[Any]) -> None:
         try:
             async for answer in replies:
                 self.reply(frame, answer, last=replies.is_last)

@@ -3,12 +3,12 @@
 Implemented in `host` (reload) and the direct path, which import `server`; `host` wires them together.
 """
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ...v1 import direct_pb2
 from ..config import Change, Loaded, Origin
+from ..replies import AnswerQueue
 from ..security.callers import Caller
 from ..security.key_rotation import KeyRotation
 
@@ -47,37 +47,13 @@ class ReloadPort(Protocol):
         ...
 
 
-class StreamedAnswers(Protocol):
-    """The answers of one call that has several: iterate; raises ApplianceError where the call failed."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the answer taken just now was the last one."""
-        ...
-
-    def __aiter__(self) -> AsyncIterator[Any]: ...
-
-
 class PagesPort(Protocol):
-    """The calls of the direct path; implemented by `DirectPath`. See there for what they return and raise."""
+    """The calls of the direct path, by the names of their methods; implemented by `DirectPath`.
 
-    def register_pages(self, caller: Caller, request: direct_pb2.RegisterPagesRequest) -> Any:
-        """Map a runtime's pages."""
-        ...
+    Those with one answer are found by name (`register_pages` and others).
+    """
 
-    def unregister_pages(self, caller: Caller, request: direct_pb2.UnregisterPagesRequest) -> Any:
-        """Forget pages."""
-        ...
-
-    def put_pages(self, caller: Caller, request: direct_pb2.PutPagesRequest) -> Any:
-        """Store blocks that lie in registered pages."""
-        ...
-
-    def cancel_pages(self, caller: Caller, request: direct_pb2.CancelPagesRequest) -> Any:
-        """Stop a get into pages."""
-        ...
-
-    def get_pages(self, caller: Caller, request: direct_pb2.GetPagesRequest) -> StreamedAnswers:
+    def get_pages(self, caller: Caller, request: direct_pb2.GetPagesRequest) -> AnswerQueue[Any]:
         """Start a get into pages; return its answers, now and to come."""
         ...
 

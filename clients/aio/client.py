@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from ...v1.addresses import default_target
@@ -257,7 +256,5 @@ class AsyncClient(AsyncDriver):
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *problem: object) -> None:
         await self.close()

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import AsyncIterator
 from functools import partial
-from types import TracebackType
 
 from ...v1.types import Tier, Urgency
 from ..errors import PreconditionFailed
@@ -88,9 +87,7 @@ class AsyncLease:
     async def __aenter__(self) -> "AsyncLease":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, value: object, trace: object) -> None:
         try:
             await self._end()
         except PreconditionFailed:
@@ -113,9 +110,7 @@ class AsyncPin:
     async def __aenter__(self) -> "AsyncPin":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *problem: object) -> None:
         await self.unpin()
 
 
@@ -161,7 +156,5 @@ class AsyncSession:
     async def __aenter__(self) -> "AsyncSession":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *problem: object) -> None:
         await self.end()

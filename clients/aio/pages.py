@@ -10,7 +10,6 @@ used while the daemon writes it, so every way out of a call waits for the daemon
 
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from ...v1.types import Urgency
@@ -46,9 +45,7 @@ class AsyncDelivery:
     async def __aenter__(self) -> "AsyncDelivery":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *problem: object) -> None:
         await self.cancel()
 
 
@@ -147,7 +144,5 @@ class AsyncPages:
     async def __aenter__(self) -> "AsyncPages":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *problem: object) -> None:
         await self.unregister()

@@ -6,7 +6,6 @@ stop it from turning.
 """
 
 import threading
-from types import TracebackType
 
 import numpy as np
 
@@ -117,7 +116,5 @@ class StagingBuffer:
     def __enter__(self) -> "StagingBuffer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.release()

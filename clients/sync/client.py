@@ -4,7 +4,6 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from ...v1.addresses import default_target
@@ -258,7 +257,5 @@ class Client(Driver):
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.close()

@@ -4,7 +4,6 @@
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
 
 from ...v1.types import Tier, Urgency
 from ..errors import PreconditionFailed
@@ -88,9 +87,7 @@ class Lease:
     def __enter__(self) -> "Lease":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
         try:
             self._end()
         except PreconditionFailed:
@@ -113,9 +110,7 @@ class Pin:
     def __enter__(self) -> "Pin":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.unpin()
 
 
@@ -161,7 +156,5 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.end()

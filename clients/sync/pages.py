@@ -11,7 +11,6 @@ used while the daemon writes it, so every way out of a call waits for the daemon
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from ...v1.types import Urgency
@@ -47,9 +46,7 @@ class Delivery:
     def __enter__(self) -> "Delivery":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.cancel()
 
 
@@ -148,7 +145,5 @@ class Pages:
     def __enter__(self) -> "Pages":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.unregister()

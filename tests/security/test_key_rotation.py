@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvtier.appliance.config import Loaded, Origin
 from kvtier.appliance.errors import ApplianceError, StartError
-from kvtier.appliance.observability.exposition import exposition
+from kvtier.appliance.observability.web import exposition
 from kvtier.tiers.encryption.master_keys import key_id
 from kvtier.v1 import admin_pb2 as pb
 
