@@ -1,6 +1,5 @@
 """Blocks in pieces: put from and get into the scattered memory of a paged cache, in every world."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from kvtier.clients import Geometry, InvalidRequest, NamespaceIdentity, NotFound, Pieces, prefix_hashes
 
-from .client_worlds import WORLDS, World
+from .client_worlds import World
 
 LAYERS, PAGES = 6, 10
 GEOMETRY = Geometry(
@@ -18,12 +17,6 @@ GEOMETRY = Geometry(
 LAYER_BYTES = GEOMETRY.layer_bytes
 CHAIN = prefix_hashes(GEOMETRY, range(5 * 16))
 PAGED: list[int] = [7, 2, 9, 0, 4]  # where the five blocks of the chain live in the paged cache
-
-
-@pytest.fixture(params=list(WORLDS))
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with WORLDS[request.param](request) as made:
-        yield made
 
 
 def cache(seed: int) -> npt.NDArray[np.uint8]:

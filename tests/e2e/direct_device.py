@@ -2,12 +2,14 @@
 slots."""
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.clients.operations.direct import Exported
-from kvtier.tiers.gpu.device.contract import DeviceMemory, Event
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Event
 from tests.fakes.gpu.device import FakeDevice
 
 
@@ -35,3 +37,15 @@ class FakeExporter:
 
     def open_event(self, handle: bytes) -> Event:
         return self.device.open_event(handle)
+
+
+class Mute(FakeDevice):
+    """A device that answers `when_done` with an error that says nothing about the bytes."""
+
+    is_mute = False
+
+    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
+        if not self.is_mute:
+            return super().when_done(event, call)
+        call(DeviceError(DeviceFault.REFUSED, "no"))
+        return lambda: None

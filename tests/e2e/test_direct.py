@@ -1,7 +1,7 @@
 """The direct path end to end: a daemon with a fake GPU, runtimes whose pages it fills and reads."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ from kvtier.appliance.gpu import page_service as direct
 from kvtier.appliance.gpu.mapping import PageMapping
 from kvtier.appliance.gpu.registrations import Registration
 from kvtier.clients import AsyncClient, Client, PutOutcome, Tier
-from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, Event
 from kvtier.tiers.gpu.pages import kernels
 from kvtier.tiers.gpu.pages.kernels import Way
 from tests.fakes.gpu.device import FakeDevice
 
 from ..tiers.gpu.host_launch import HostLaunch
-from .direct_device import FakeExporter
+from .direct_device import FakeExporter, Mute
 from .direct_scene import (
     GEOMETRY,
     IDENTITY,
@@ -419,18 +418,6 @@ def test_a_lost_device_is_a_miss_and_the_daemon_lives(tmp_path: Path) -> None:
         assert served.count("direct_put_device_lost") >= 1
         one.client.close()
         served.assert_at_rest()
-
-
-class Mute(FakeDevice):
-    """A device that answers `when_done` with an error that says nothing about the bytes."""
-
-    is_mute = False
-
-    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
-        if not self.is_mute:
-            return super().when_done(event, call)
-        call(DeviceError(DeviceFault.REFUSED, "no"))
-        return lambda: None
 
 
 def test_memory_that_a_device_may_still_touch_is_kept_until_it_is_shut_down(

@@ -14,9 +14,9 @@ from kvtier.tiers.block import Tier
 from tests.contracts.devices import fake_pair
 from tests.fakes.gpu.device import FakeDevice
 
+from .direct_device import Mute
 from .direct_scene import NUM_STREAMS, WAIT_S, Runtime, Served, names, runtime_at
 from .test_device_hbm import resident
-from .test_direct import Mute
 
 CHAIN = names("chain", 8)
 SINGLES = [names(f"single {number}", 1) for number in range(8)]  # one block each: any of them may leave dram

@@ -19,6 +19,7 @@ _MUTANT = "tests/sim/test_sim.py::test_mutant_is_killed"
 _GETS = "tests/appliance/core/requests/test_gets.py::"
 _PUTS = "tests/appliance/core/requests/test_puts.py::"
 _STORE = "tests/tiers/cold/test_store.py::"
+_FAILURES = "tests/tiers/cold/test_store_failures.py::"
 _DIRECT = "tests/e2e/test_direct.py::"
 _BAD_INPUT = "tests/e2e/test_bad_input.py::"
 
@@ -99,14 +100,14 @@ DEFECTS = [
         "LMCache 3022, 3855",
         "an allocation fails in the middle of a batch: unread buffers are returned, a lock stays held",
         (
-            _STORE + "test_the_nth_system_call_failing_never_loses_the_thread",
+            _FAILURES + "test_the_nth_system_call_failing_never_loses_the_thread",
             _PUTS + "test_without_room_by_its_deadline_the_rest_is_refused",
         ),
     ),
     Defect(
         "LMCache 4991, 2635",
         "a failed store stays visible to lookups",
-        (f"{_MUTANT}[failure-is-success]", _STORE + "test_a_failed_write_stores_nothing"),
+        (f"{_MUTANT}[failure-is-success]", _FAILURES + "test_a_failed_write_stores_nothing"),
     ),
     Defect(
         "LMCache 4385, 207",

@@ -2,7 +2,7 @@
 
 from .mend import Mend
 
-_EXPORTS = "tests/appliance/core/capacity/test_exports.py::"
+_EXPORTS = "tests/appliance/core/capacity/test_exports_of_tenants.py::"
 _ARCHIVING = "tests/appliance/core/capacity/test_archiving.py::"
 _SOURCES = "tests/appliance/core/requests/test_sources_of_tenants.py::"
 _MEMORY = "tests/appliance/fleet/test_memory_of_tenants.py::"

@@ -197,7 +197,7 @@ STATE = [
         "an append to the manifest that fails",
         "is repeated: nvme is back after {failed_appends:.0f} failures, with the first success",
         (
-            "tests/appliance/test_appliance.py::test_a_store_that_failed_is_asked_again_and_comes_back",
+            "tests/appliance/test_store_tasks.py::test_a_store_that_failed_is_asked_again_and_comes_back",
             "tests/tiers/cold/test_manifest.py::test_after_a_failure_the_next_event_goes_to_a_new_file",
         ),
         "appliance/store_tasks.py",

@@ -223,6 +223,7 @@ ROWS = [
             *(
                 "tests/e2e/test_bad_disk.py",
                 "tests/tiers/cold/test_store.py",
+                "tests/tiers/cold/test_store_failures.py",
                 "tests/tiers/cold/test_restarts.py",
                 "tests/tiers/cold/test_model.py",
             ),

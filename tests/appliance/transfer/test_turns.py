@@ -12,7 +12,7 @@ from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import Tier, Urgency
 
 from ..loops import run, turns
-from .test_mover import STAGING_EDGE, Bench, HandCopier, copy
+from .movers import STAGING_EDGE, Bench, HandCopier, copy
 
 
 def slow_bench(item_s: float, *, takes_turns: bool = True) -> tuple[Bench, HandCopier]:

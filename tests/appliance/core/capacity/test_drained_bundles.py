@@ -10,7 +10,7 @@ from kvtier.policies.costs import PrefillModel
 from kvtier.tiers.block import NamespaceIdentity, Tier
 
 from ..rig import CLIENT, GEOMETRY, hashes
-from .test_exports import SIZE, Exporting, stated, ticked
+from .exporting import SIZE, Exporting, stated, ticked
 
 
 def used_while_closed(share: str, uses: dict[str, int]) -> Exporting:
