@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-VERSION = 2  # of the coders losses were measured with: before, two and three bits were quantised otherwise
+VERSION = 2  # of the coders that losses are measured with
 
 
 class StateError(Exception):

@@ -44,23 +44,11 @@ from ..server.listeners import Listeners
 from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, PutBuffers
 from ..tasks import Tasks, end
+from . import wiring
 from .adoption import Adoption
 from .assembly import Assembly, begin
 from .policy_watch import watch
 from .reload import Reload, check_successor
-from .wiring import (
-    build_appliance,
-    build_codec_selection,
-    build_handlers,
-    build_planner,
-    build_rotation,
-    build_scrubber,
-    build_sources,
-    cold_path,
-    local_options,
-    local_path,
-    make_folder,
-)
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +64,9 @@ class Daemon:
         settings, epoch = loaded.settings, assembly.epoch
         self.settings = settings
         self.assembly = assembly
-        self.planner = build_planner(settings, assembly)
+        self.planner = wiring.build_planner(settings, assembly)
         self.events = EventLog(MAX_BLOCK_EVENTS, self.planner.catalog.namespaces)
-        self.appliance = build_appliance(settings, self.planner, assembly, self.events)
+        self.appliance = wiring.build_appliance(settings, self.planner, assembly, self.events)
         self.accesses = AccessLog(self.appliance, self.planner, MAX_WAITING_ACCESSES)
         if assembly.hot is not None:
             soon, lose = asyncio.get_running_loop().call_soon_threadsafe, self.appliance.lose_tier
@@ -86,9 +74,9 @@ class Daemon:
         if assembly.book is not None:
             self.planner.name_namespaces(assembly.book.identities)
         self._recall(assembly.learned)
-        self.learned = LearnedFile(cold_path(settings), self._what_was_learned)
+        self.learned = LearnedFile(wiring.cold_path(settings), self._what_was_learned)
         budget = self.planner.write_budget
-        self.writes = WritesFile(cold_path(settings), budget, self.appliance.clock, time.time)
+        self.writes = WritesFile(wiring.cold_path(settings), budget, self.appliance.clock, time.time)
         self.writes.restore(assembly.written)
         if assembly.recovered is not None:
             self.planner.adopt(assembly.recovered, self.appliance.clock())
@@ -100,11 +88,13 @@ class Daemon:
         self.reload = Reload(loaded, self.appliance, assembly.prefault)
         self.reload.parts.append(self._adopt)
         self.reload.profiles = assembly.profiles
-        source, self.fleet = build_sources(settings, self.appliance, assembly, epoch)
+        source, self.fleet = wiring.build_sources(settings, self.appliance, assembly, epoch)
         self.source = source
-        self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly, source)
-        self.codec_selection = build_codec_selection(settings, self.appliance, assembly, source)
-        self.scrubber = build_scrubber(self.appliance, assembly)
+        self.rotation = self.reload.rotation = wiring.build_rotation(
+            settings, self.appliance, assembly, source
+        )
+        self.codec_selection = wiring.build_codec_selection(settings, self.appliance, assembly, source)
+        self.scrubber = wiring.build_scrubber(self.appliance, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
         self._drain_began: tuple[int, int] | None = None  # leases then, blocks ever stored in the cold store
@@ -124,7 +114,7 @@ class Daemon:
         self.access = Authenticator(settings.access, settings.tenants, host_name=settings.peers.host_name)
         self.rates = CallRates(settings.tenants)
         self.put_buffers = PutBuffers(MAX_STREAM_PUT_BYTES)
-        path, extent_bytes = local_path(settings), settings.tiers.dram.extent_bytes
+        path, extent_bytes = wiring.local_path(settings), settings.tiers.dram.extent_bytes
         self.service = CacheService(
             self.appliance,
             self.clients,
@@ -138,9 +128,9 @@ class Daemon:
         is_encrypted = settings.encryption.master_key is not None
         self.peers = PeerService(self.service, self.events, settings.peers.send_limit_bytes, is_encrypted)
         more = (self.put_buffers, self.access)
-        self._more, self._rank_path = build_handlers(self.service, self.peers, self.fleet, *more)
+        self._more, self._rank_path = wiring.build_handlers(self.service, self.peers, self.fleet, *more)
         if path is not None:
-            routes, options = self.assembly.staging_routes, local_options(settings)
+            routes, options = self.assembly.staging_routes, wiring.local_options(settings)
             self.local = LocalServer(self.service, path, routes, options, self.access, self.rates, self._more)
         self.direct: DirectPath | None = None  # while there is a device
         self._wire_observability(settings)
@@ -213,7 +203,7 @@ class Daemon:
         daemon = cls(loaded, assembly)
         try:
             for address in settings.listen:
-                make_folder(socket_path(address), is_shared=bool(settings.tenants))
+                wiring.make_folder(socket_path(address), is_shared=bool(settings.tenants))
             await daemon.observability.start()
             await daemon.grpc.start()
             if daemon.fleet is not None:
@@ -398,7 +388,7 @@ class Daemon:
         self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
         self.listeners.set_mode(settings.socket_mode)
         if self.local is not None:
-            self.local.adopt(local_options(settings))
+            self.local.adopt(wiring.local_options(settings))
             os.chmod(self.local.path, settings.socket_mode)
 
     def _report(self, state: str) -> None:

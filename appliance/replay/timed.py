@@ -17,16 +17,7 @@ import numpy as np
 
 from ...tiers.block import Urgency
 from ..core import events as ev
-from ..core.instructions import (
-    CancelCopy,
-    Copy,
-    ExportBundle,
-    FetchBundle,
-    FreeSegment,
-    HastenCopy,
-    Reply,
-    SearchBundles,
-)
+from ..core import instructions as ins
 from ..core.results import AcquireResult, Refusal, Result
 from ..core.worth import day_bill
 from .future import TraceFuture
@@ -66,10 +57,10 @@ class TimedShell(Shell):
         super().__init__(trace, setup, progress, on_policy_failed, future)
         self.mover = VirtualMover(self.clock, self.speeds, self._step)
         self.execute |= {
-            Copy: self.mover.start,
-            CancelCopy: self.mover.cancel,
-            HastenCopy: self.mover.hasten,
-            FreeSegment: self._free_segment,
+            ins.Copy: self.mover.start,
+            ins.CancelCopy: self.mover.cancel,
+            ins.HastenCopy: self.mover.hasten,
+            ins.FreeSegment: self._free_segment,
         }
         self._tick_at = INFINITY
         self.num_hits = np.zeros(trace.num_requests, np.int32)
@@ -82,9 +73,9 @@ class TimedShell(Shell):
         self._fetched_s = 0.0  # of prefill, of what was fetched
         if self._store is not None:
             self.execute |= {
-                SearchBundles: self._store.search,
-                FetchBundle: self._fetch,
-                ExportBundle: self._store.export,
+                ins.SearchBundles: self._store.search,
+                ins.FetchBundle: self._fetch,
+                ins.ExportBundle: self._store.export,
             }
             self.state_prefill()
             self.step(ev.SourceChanged(True), 0.0)
@@ -231,7 +222,7 @@ class TimedShell(Shell):
         self.step(event, self.clock.now)
         self._arm()
 
-    def _reply(self, reply: Reply) -> None:
+    def _reply(self, reply: ins.Reply) -> None:
         if reply.call in self._waiting:
             # Not now: the planner is in the middle of a step.
             self.clock.at(self.clock.now, lambda: self._answered(reply.call, reply.result))
@@ -241,7 +232,7 @@ class TimedShell(Shell):
         else:
             super()._reply(reply)
 
-    def _fetch(self, fetch: FetchBundle) -> None:
+    def _fetch(self, fetch: ins.FetchBundle) -> None:
         assert self._store is not None
         items = fetch.batches[0][1]
         first = fetch.bundle.position + items[0].source
@@ -265,7 +256,7 @@ class TimedShell(Shell):
             "dollars": sum(bill.values()),
         }
 
-    def _free_segment(self, instruction: FreeSegment) -> None:
+    def _free_segment(self, instruction: ins.FreeSegment) -> None:
         freed = ev.SegmentFreed(instruction.segment)
         self.clock.at(self.clock.now + FREE_SEGMENT_S, lambda: self._step(freed))
 

@@ -25,17 +25,8 @@ from ...v1.local import MAX_PAYLOAD_BYTES
 from ..appliance import Appliance
 from ..compression.profiles import Profiles, check_profile
 from ..config import CompressionSettings
-from ..core import events
+from ..core import events, results
 from ..core.options import PlannerOptions
-from ..core.results import (
-    AcquireResult,
-    KeepAliveResult,
-    NamespaceResult,
-    PutResult,
-    Refusal,
-    ReleaseResult,
-    ReserveResult,
-)
 from ..errors import error, from_refusal
 from ..persisted.namespace_book import NamespaceBook
 from ..replies import NowOrLater, Replies
@@ -139,7 +130,7 @@ class CacheService:
         prefill = checks.prefill_speed(request.prefill) if request.HasField("prefill") else None
         answer = self.appliance.ask(lambda call: events.NamespaceRegistered(call, identity, prefill))
 
-        def registered(result: NamespaceResult) -> pb.RegisterNamespaceResponse:
+        def registered(result: results.NamespaceResult) -> pb.RegisterNamespaceResponse:
             if self.book is not None:
                 self.book.note(result.namespace_id, identity)
             return pb.RegisterNamespaceResponse(
@@ -152,7 +143,7 @@ class CacheService:
                 takes_first_chunks=True,
             )
 
-        return respond(answer, NamespaceResult, registered)
+        return respond(answer, results.NamespaceResult, registered)
 
     # -------------------------------------------------------------------------------- reading
 
@@ -172,7 +163,7 @@ class CacheService:
 
     def _looked_up(self, namespace_id: int, hashes: Sequence[bytes]) -> pb.LookupResponse:
         found = self.planner.lookup(namespace_id, hashes)
-        if isinstance(found, Refusal):
+        if isinstance(found, results.Refusal):
             raise from_refusal(found)
         search_s = 0.0
         if found.num_blocks < len(hashes) and self.planner.fetches.is_open:
@@ -194,7 +185,7 @@ class CacheService:
         self,
         caller: Caller,
         request: pb.AcquireRequest,
-        convert: Callable[[AcquireResult], T],
+        convert: Callable[[results.AcquireResult], T],
         device_reader: ConnectedClient | None = None,
         reads_hbm: bool = False,
     ) -> Replies[T]:
@@ -250,7 +241,7 @@ class CacheService:
         finally:
             self.appliance.abandon(replies)
 
-    def acquired(self, result: AcquireResult) -> pb.AcquireResponse:
+    def acquired(self, result: results.AcquireResult) -> pb.AcquireResponse:
         """Return one answer of an acquire, places named as clients map them."""
         response = pb.AcquireResponse(
             lease_id=result.lease_id,
@@ -282,7 +273,7 @@ class CacheService:
         lease_ids = self._lease_ids(request.lease_ids)
         answer = self.appliance.ask(lambda call: events.ReleaseRequested(call, client.id, lease_ids))
         return respond(
-            answer, ReleaseResult, lambda result: pb.ReleaseResponse(num_unknown=result.num_unknown)
+            answer, results.ReleaseResult, lambda result: pb.ReleaseResponse(num_unknown=result.num_unknown)
         )
 
     def keep_alive(self, caller: Caller, request: pb.KeepAliveRequest) -> NowOrLater[pb.KeepAliveResponse]:
@@ -293,7 +284,7 @@ class CacheService:
         answer = self.appliance.ask(lambda call: events.KeptAlive(call, client.id, lease_ids, ttl_s))
         return respond(
             answer,
-            KeepAliveResult,
+            results.KeepAliveResult,
             lambda result: pb.KeepAliveResponse(expired_lease_ids=result.expired),
         )
 
@@ -315,7 +306,7 @@ class CacheService:
         answer = self.appliance.ask(event)
         return respond(
             answer,
-            ReserveResult,
+            results.ReserveResult,
             lambda result: pb.ReserveResponse(reservation_id=result.reservation_id, outcomes=result.outcomes),
         )
 
@@ -339,7 +330,7 @@ class CacheService:
                 call, client.id, request.request_id, request.reservation_id, spans, build and build(call)
             )
         )
-        return respond(answer, PutResult, lambda result: pb.CommitResponse(outcomes=result.outcomes))
+        return respond(answer, results.PutResult, lambda result: pb.CommitResponse(outcomes=result.outcomes))
 
     def reservation(
         self, caller: Caller, client: ConnectedClient, request: pb.ReserveRequest

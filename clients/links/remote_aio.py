@@ -14,16 +14,7 @@ from ...v1.channels import open_aio_channel
 from ..errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer
 from ..operations.base import ClientSettings
 from ..operations.effects import Answer
-from .remote import (
-    STREAMS,
-    GrpcCalls,
-    channel_options,
-    connect_problem,
-    keep_alive_period_s,
-    open_request,
-    problem_of,
-    remote_attachment,
-)
+from . import remote
 
 _abandoned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
 
@@ -31,12 +22,12 @@ _abandoned: list["AsyncGrpcLink"] = []  # of the parent process; closing one her
 def connect(settings: ClientSettings, environment: Mapping[str, str] = os.environ) -> grpc.aio.Channel:
     """Return a channel, as remote.py's `connect` does. Raises InvalidRequest."""
     try:
-        return open_aio_channel(settings.target, channel_options(settings), environment)
+        return open_aio_channel(settings.target, remote.channel_options(settings), environment)
     except ValueError as problem:
         raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
 
 
-class AsyncGrpcLink(GrpcCalls):
+class AsyncGrpcLink(remote.GrpcCalls):
     """A grpc.aio channel and the client opened on it."""
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -50,11 +41,11 @@ class AsyncGrpcLink(GrpcCalls):
         timeout_s = settings.timeout.connect_s
         try:
             info = _read(await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s))
-            client = _read(await self._stub.OpenClient(open_request(settings), timeout=timeout_s))
+            client = _read(await self._stub.OpenClient(remote.open_request(settings), timeout=timeout_s))
         except grpc.RpcError as error:
-            raise await asyncio.to_thread(connect_problem, error, settings) from None
-        self.attachment = remote_attachment(info, client)
-        if period_s := keep_alive_period_s(client):
+            raise await asyncio.to_thread(remote.connect_problem, error, settings) from None
+        self.attachment = remote.remote_attachment(info, client)
+        if period_s := remote.keep_alive_period_s(client):
             self._keeper = asyncio.create_task(self._keep_alive(period_s))
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
@@ -65,7 +56,7 @@ class AsyncGrpcLink(GrpcCalls):
         """Wait for the next message of a call. Raises KvtierError."""
         name, call = self._calls[ticket]
         try:
-            if name not in STREAMS:
+            if name not in remote.STREAMS:
                 del self._calls[ticket]
                 return Answer(_read(await call))
             message = await call.read()
@@ -79,7 +70,7 @@ class AsyncGrpcLink(GrpcCalls):
             return Answer(message)
         except grpc.RpcError as error:
             self._calls.pop(ticket, None)
-            raise problem_of(error) from None
+            raise remote.problem_of(error) from None
         except asyncio.CancelledError:
             self._calls.pop(ticket, None)
             task = asyncio.current_task()

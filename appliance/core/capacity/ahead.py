@@ -20,8 +20,8 @@ no other waiting.
 
 Rejected: copying down the next victim (only the ends of chains are candidates; the rest of a chain
 becomes one when they have left); the dearest first (a child without its parent is of no use after a restart,
-and with a budget of the size of the store nearly all is copied); letting clean blocks leave ahead of need,
-as it was before: a tenth of memory stood empty, and was missed; cancelling an idle copy (it is over sooner).
+and with a budget of the size of the store nearly all is copied); letting clean blocks leave ahead of need (a
+tenth of memory stands empty, and is missed); cancelling an idle copy (it is over sooner).
 """
 
 from typing import Final
