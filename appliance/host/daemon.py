@@ -43,7 +43,7 @@ from ..server.grpc_server import EventsService, GrpcServer
 from ..server.listeners import Listeners
 from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, PutBuffers
-from ..tasks import Tasks, end
+from ..tasks import Tasks
 from . import wiring
 from .adoption import Adoption
 from .assembly import Assembly, begin
@@ -88,12 +88,10 @@ class Daemon:
         self.reload = Reload(loaded, self.appliance, assembly.prefault)
         self.reload.parts.append(self._adopt)
         self.reload.profiles = assembly.profiles
-        source, self.fleet = wiring.build_sources(settings, self.appliance, assembly, epoch)
-        self.source = source
-        self.rotation = self.reload.rotation = wiring.build_rotation(
-            settings, self.appliance, assembly, source
-        )
-        self.codec_selection = wiring.build_codec_selection(settings, self.appliance, assembly, source)
+        self.source, self.fleet = wiring.build_sources(settings, self.appliance, assembly, epoch)
+        stores = settings, self.appliance, assembly, self.source
+        self.rotation = self.reload.rotation = wiring.build_rotation(*stores)
+        self.codec_selection = wiring.build_codec_selection(*stores)
         self.scrubber = wiring.build_scrubber(self.appliance, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
@@ -101,10 +99,9 @@ class Daemon:
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
         self._watching: Tasks[None] = Tasks()
+        self._beside: Tasks[None] = Tasks()  # adoption of memory, choice of codecs
         self.adoption = Adoption(self.appliance, assembly)
         self.service.verify_found = self.adoption.verify
-        self._adopting: asyncio.Task[None] | None = None
-        self._selecting_codecs: asyncio.Task[None] | None = None
 
     def _wire_services(self, settings: Settings, epoch: int) -> None:
         """Build what serves: authentication, the two transports, and what reads the daemon."""
@@ -215,10 +212,10 @@ class Daemon:
         except StartError:
             await daemon.stop()
             raise
-        daemon._adopting = asyncio.create_task(daemon.adoption.run())
+        daemon._beside.start(daemon.adoption.run())
         daemon._prefaulting = asyncio.create_task(daemon._prefault())
         if daemon.codec_selection is not None:
-            daemon._selecting_codecs = asyncio.create_task(daemon.codec_selection.run())
+            daemon._beside.start(daemon.codec_selection.run())
         daemon.scrubber.start()
         if daemon.source is not None:
             daemon.source.start()
@@ -319,7 +316,7 @@ class Daemon:
         """Close every connection, then every tier. Idempotent."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        await end([self._adopting, self._selecting_codecs])
+        await self._beside.stop()
         await self.adoption.stop()
         self._watching.cancel()
         await self.reload.close()
