@@ -12,8 +12,8 @@ from rich.table import Table
 from ..config.units import about_bytes, about_duration
 from ..core.copying.source_speed import HOST_LATENCY_S
 from ..observability.pictures import CannotDraw, save
+from ..replay.chart import fleet_chart
 from ..replay.fleet import ROUTES, FleetOutcome, FleetReplay, FleetSetup
-from ..replay.fleet_chart import fleet_chart
 from ..replay.outcomes import Outcome
 from ..replay.setups import Setup
 from ..replay.traces import Trace

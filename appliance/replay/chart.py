@@ -1,4 +1,4 @@
-"""Chart: hit ratio over capacity, a line per policy, a level line for what does not depend on capacity."""
+"""Charts of replays: hit ratio over capacity, and what routes make of a fleet."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -11,11 +11,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .fleet import FleetOutcome
+
 Point: TypeAlias = tuple[int, float, str]  # bytes, ratio, capacity as it was asked for
 
 
 def hit_chart(title: str, outcomes: Sequence[Outcome]) -> "Figure":
-    """Return the figure: capacity on a logarithmic axis, the legend in the order of the lines' ends."""
+    """Return hit ratios over capacity, a line per policy, level for what does not depend on capacity.
+
+    The capacity's axis is logarithmic, the legend in the order of the lines' ends."""
     lines: dict[str, list[Point]] = {}
     for outcome in outcomes:
         size = sum(outcome.capacity_bytes.values())
@@ -70,3 +74,28 @@ def _dress(axes: "Axes", title: str, sizes: dict[int, str]) -> None:
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel("capacity (logarithmic)")
     axes.set_ylabel("prompt tokens found")
+
+
+def fleet_chart(title: str, outcomes: "Sequence[FleetOutcome]") -> "Figure":
+    """Return for each route, in their order, a bar of tokens found and one of the mean first token."""
+    figure = new_figure(9, 1.2 + 0.55 * len(outcomes))
+    hits, times = figure.subplots(1, 2, sharey=True)
+    labels = [f"{one.route}, {one.num_hosts} hosts{', store' * one.has_store}" for one in outcomes]
+    own = [100 * one.own_hit_ratio for one in outcomes]
+    hits.barh(labels, own, color=COLOURS[0], label="own memory")
+    other = [100 * one.fetched_ratio for one in outcomes]
+    hits.barh(labels, other, left=own, color=COLOURS[5], label="other hosts")
+    if any(stored := [100 * one.stored_ratio for one in outcomes]):
+        ends = [a + b for a, b in zip(own, other, strict=True)]
+        hits.barh(labels, stored, left=ends, color=COLOURS[2], label="store")
+    hits.set_xlabel("tokens found, %")
+    hits.legend(loc="lower right", frameon=False)
+    mean_s = [one.ttft_s["mean"] for one in outcomes]
+    bars = times.barh(labels, mean_s, color=COLOURS[1])
+    times.bar_label(bars, [f"{seconds:.3g} s" for seconds in mean_s], padding=3)
+    times.set_xscale("log")
+    times.margins(x=0.2)
+    times.set_xlabel("mean time to first token, s, queues included")
+    hits.invert_yaxis()
+    figure.suptitle(title)
+    return figure
