@@ -9,17 +9,14 @@ same way and then goes elsewhere needs them.
 import copy
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache
 
 from ...v1.types import Tier, Urgency
 from .ledger import Ledger
-from .plan import Saved
-
-if TYPE_CHECKING:
-    from .store import PrefixStore
+from .plan import LayerKind, Saved
 
 MAX_TAIL_TOKENS = 1 << 16  # of a sliding-window layer, kept until `save`
 
@@ -84,13 +81,47 @@ class Tail:
         self._num_tokens -= keys.shape[-2]
 
 
+class Home(Protocol):
+    """What a cache needs of its store (store.PrefixStore)."""
+
+    model: Any
+    block_tokens: int
+    counts: Counter[str]
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """Kinds of layers in the model's cache."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the model."""
+        ...
+
+    def save(self, cache: "TieredCache", num_tokens: int | None = None) -> Saved:
+        """Store the whole blocks that `cache` has and the daemon has not."""
+        ...
+
+    def fork(self, cache: "TieredCache", session: str = "") -> "TieredCache":
+        """Return a copy of `cache` for another continuation."""
+        ...
+
+    def end(self, cache: "TieredCache", archive: bool = True) -> None:
+        """End the cache's session."""
+        ...
+
+    def tell(self, cache: "TieredCache", urgency: Urgency) -> None:
+        """Say how soon the cache's session needs its blocks."""
+        ...
+
+
 class TieredCache(DynamicCache):
     """Pass it to `model.generate(..., past_key_values=...)` as any other cache, over one turn or many.
 
     Made by `PrefixStore.load`. Calls raise nothing that a DynamicCache would not.
     """
 
-    def __init__(self, store: "PrefixStore", session: str = "") -> None:
+    def __init__(self, store: Home, session: str = "") -> None:
         super().__init__(config=store.model.config)
         self.store = store
         self.digest = store.digest  # of the model that computed it; the store's changes with the weights
