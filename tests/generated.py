@@ -18,10 +18,10 @@ import grpc_tools
 from grpc_tools import protoc
 
 from helm.chart_files import chart_files
+from helm.dashboard import dashboard_json
 from kvtier.appliance.config import schema_text
 from kvtier.appliance.core.catalog.states import STATE_MEANING, State
 from kvtier.appliance.core.catalog.transitions import TRANSITIONS
-from kvtier.appliance.observability.dashboard import dashboard_json
 from kvtier.clients.errors import CLIENT_REASONS
 from kvtier.v1.unreachable import REASONS as UNREACHABLE
 

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from helm.dashboard import ROWS, expression
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.errors import REASONS
-from kvtier.appliance.observability.dashboard import ROWS, expression
 from kvtier.appliance.observability.metrics import Metric
 from kvtier.appliance.observability.metrics_table import METRICS
 
