@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from ....tiers.block import tenant_of
 from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
+from ..copying.source_chain import SourceChain
 from ..copying.source_index import SourceIndex
 from ..copying.source_speed import HOST_LATENCY_S, MARGIN, STORE_LATENCY_S, BegunFetch, SourceSpeed
 from ..events import AcquireRequested, LookedUp, ReserveRequested, SourceChanged, SourceSearched
@@ -96,18 +97,17 @@ class Fetches:
         """
         if self._writes.is_closed or self._core.is_erased(namespace):
             return False
-        names = event.prefix_hashes[:num_blocks]
-        here = self.prefix(namespace, names)
+        chain = self._chain(namespace, event.prefix_hashes[:num_blocks])
+        here = self.prefix(namespace, chain.names)
         num_here = len(here)
         if here and self._core.catalog.position[here[0]]:
             return False  # it does not begin where its chain does: its bundles cannot be named
-        size = self._index.num_blocks(namespace)
-        first = num_here // size * size
-        bundles, end = self._asked(names, first, size)
-        is_searched = until is not None or self._is_known(namespace, names, first, size)
+        first = chain.bundle_start(num_here)
+        bundles, end = chain.asked(first)
+        is_searched = until is not None or chain.is_known(first)
         if is_searched:
-            end = self._present_end(namespace, names, first)
-        speed = self._speed_of(namespace, names, first) if is_searched else self._fastest()
+            end = chain.present_end(first)
+        speed = self._speed_of(chain, first) if is_searched else self._fastest()
         end, wait_s = self._worth_fetching(event, namespace, num_here, first, end, speed, is_searched)
         now = self._core.now
         latest_at = now + FETCH_FRACTION * (event.deadline_at - now)
@@ -115,7 +115,7 @@ class Fetches:
         if not wait_s or deadline_at <= now:
             return False
         if not is_searched:
-            number = self.searches.begin(namespace, names[:end], bundles, num_here, first)
+            number = self.searches.begin(namespace, chain.names[:end], bundles, num_here, first)
             if number is None:
                 return False
             if not event.load_anyway and not self._is_search_worth(namespace, num_here, end, speed):
@@ -128,7 +128,7 @@ class Fetches:
             expected_s = self._fetch_s(speed, namespace, (end - num_here) * namespace.block_bytes)
             patience_s = max(PATIENCE_S, MARGIN * expected_s, PATIENT_SHARE * wait_s)
             deadline_at = min(deadline_at, now + patience_s)
-        size *= self._bundles_a_fetch(namespace, -(-(end - first) // size))
+        size = chain.size * self._bundles_a_fetch(namespace, -(-(end - first) // chain.size))
         unbegun = UnbegunFetches(event, client, first, end, size, num_here, deadline_at, speed)
         if self._begin_some(unbegun):
             return False
@@ -191,41 +191,26 @@ class Fetches:
             self._core.story.count("fetches_not_worth_it")
         return end, wait_s
 
-    def _asked(self, names: Sequence[bytes], first: int, size: int) -> tuple[list[bytes], int]:
-        """Return the bundles of a chain from block `first` on, and the end of what can be asked for."""
-        bundles = [names[start + size - 1] for start in range(first, len(names) - size + 1, size)]
-        return bundles, len(names) if self._has_hosts else first + len(bundles) * size
-
-    def _is_known(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int, size: int) -> bool:
-        """Return whether it is known if there is something of a chain from block `first` on."""
-        if first + size <= len(names):
-            return self._index.is_present(namespace.id, names[first + size - 1]) is not None
-        return bool(self._tail_end(namespace, names, first, size))
-
-    def _tail_end(self, namespace: NamespaceEntry, names: Sequence[bytes], start: int, size: int) -> int:
-        """Return the end of the blocks from `start` on that a host has, less than a bundle; 0: of none."""
-        last = min(start + size - 1, len(names)) if self._has_hosts else start
-        ends = range(last, start, -1)
-        return next((end for end in ends if self._index.is_present(namespace.id, names[end - 1])), 0)
+    def _chain(self, namespace: NamespaceEntry, names: Sequence[bytes]) -> SourceChain:
+        return SourceChain(self._index, namespace, names, self._has_hosts)
 
     def looked_up(self, event: LookedUp) -> None:
         """Search for the rest of a chain that was looked up, for the next lookup or acquire of it."""
         namespace = self._core.catalog.namespaces.get(event.namespace_id)
         if namespace is None or not self.may_fetch(namespace):
             return
-        size, names = self._index.num_blocks(namespace), event.prefix_hashes
-        num_here = len(self.prefix(namespace, names))
-        first = num_here // size * size
-        known = self._known_end(namespace, names, first)
-        bundles, end = self._asked(names, known, size)
+        chain = self._chain(namespace, event.prefix_hashes)
+        num_here = len(self.prefix(namespace, chain.names))
+        known = chain.bundles_end(chain.bundle_start(num_here))
+        bundles, end = chain.asked(known)
         if (
             end > max(known, num_here)
-            and not self._is_known(namespace, names, known, size)
+            and not chain.is_known(known)
             and self.worth_waiting_s(
                 namespace, num_here, end - num_here, (end - num_here) * namespace.block_bytes, self._fastest()
             )
         ):
-            self.searches.begin(namespace, names[:end], bundles, max(known, num_here), known)
+            self.searches.begin(namespace, chain.names[:end], bundles, max(known, num_here), known)
 
     def begin_bundle(self, unbegun: UnbegunFetches, namespace: NamespaceEntry, start: int, end: int) -> bool:
         """Fetch the bundle of blocks `start` to `end`. Whether all of them are on their way."""
@@ -336,12 +321,9 @@ class Fetches:
         fetch_s = self._store.alone_s(num_blocks * namespace.block_bytes, self._core.now)
         return fetch_s, costs.recompute_s(namespace.id, 0, num_blocks)
 
-    def _speed_of(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int) -> SourceSpeed:
+    def _speed_of(self, chain: SourceChain, first: int) -> SourceSpeed:
         """Return the speed of what has the bundle that begins with block `first`."""
-        end = min(first + self._index.num_blocks(namespace), len(names))
-        if not self._has_hosts:
-            return self._store
-        return self._store if end and self._index.is_stored(namespace.id, names[end - 1]) else self.host_speed
+        return self._store if not self._has_hosts or chain.is_stored(first) else self.host_speed
 
     def _fastest(self) -> SourceSpeed:
         """Return the speed of the faster one of what can be asked."""
@@ -355,10 +337,11 @@ class Fetches:
         """Return what an acquire would fetch of a chain beyond `num_stored` blocks, as far as is known.
 
         Nothing where computing is sooner. Asks nothing, changes nothing."""
-        size = self._index.num_blocks(namespace)
-        num_blocks = max(0, self._present_end(namespace, names, num_stored // size * size) - num_stored)
+        chain = self._chain(namespace, names)
+        first = chain.bundle_start(num_stored)
+        num_blocks = max(0, chain.present_end(first) - num_stored)
         num_bytes = num_blocks * namespace.block_bytes
-        speed = self._speed_of(namespace, names, num_stored // size * size)
+        speed = self._speed_of(chain, first)
         if not self.worth_waiting_s(namespace, num_stored, num_blocks, num_bytes, speed):
             return FetchPrice(0, 0.0)
         return FetchPrice(num_blocks, self._fetch_s(speed, namespace, num_bytes))
@@ -372,25 +355,13 @@ class Fetches:
 
         That is as long as computing what is beyond `num_stored` blocks takes."""
         namespace = self._core.catalog.namespaces[namespace_id]
-        size = self._index.num_blocks(namespace)
-        end = self._known_end(namespace, names, num_stored // size * size)
-        if end + size > len(names) or self.searches.find(namespace_id, names[end + size - 1]) is None:
+        chain = self._chain(namespace, names)
+        end = chain.bundles_end(chain.bundle_start(num_stored)) + chain.size  # of the first that is searched
+        if end > len(names) or self.searches.find(namespace_id, names[end - 1]) is None:
             return 0.0
-        num_blocks = len(names) // size * size - num_stored
+        num_blocks = chain.bundle_start(len(names)) - num_stored
         num_bytes = num_blocks * namespace.block_bytes
         return self.worth_waiting_s(namespace, num_stored, num_blocks, num_bytes, self._fastest())
-
-    def _present_end(self, namespace: NamespaceEntry, names: Sequence[bytes], first: int) -> int:
-        """Return the end of the blocks from `first` on that the source is known to hold."""
-        end = self._known_end(namespace, names, first)
-        return self._tail_end(namespace, names, end, self._index.num_blocks(namespace)) or end
-
-    def _known_end(self, namespace: NamespaceEntry, names: Sequence[bytes], start: int) -> int:
-        """Return the end of the bundles from block `start` on that the source is known to hold."""
-        size, end = self._index.num_blocks(namespace), start
-        while end + size <= len(names) and self._index.is_present(namespace.id, names[end + size - 1]):
-            end += size
-        return end
 
     # -------------------------------------------------------------------------------------- events
 
