@@ -332,6 +332,7 @@ class ExportFinished:
     is_stored: bool
     num_bytes: int = 0  # sent
     read_s: float = 0.0  # of a trial: seconds in which the source brought the bundle; 0: not known
+    has_key: bool = True  # False: the tenant's cannot be used here, which a new try does not change
 
 
 @dataclass(slots=True)

@@ -3,7 +3,8 @@
     search    HEAD of bundle 1, 2, 4, 8 … of a chain, in each epoch that is read
     fetch     one request for head and payloads, two when blocks are here already; each fragment is verified
               where it is to stay
-    export    HEAD; a copy inside the store when an older epoch has it; else one PUT that creates
+    export    HEAD; a copy inside the store when an older epoch has it; else one PUT that creates. It is
+              deleted where the store's time says that this host's clock is off: no host would look there
 
 Fragments are encoded on their way out where a codec pays, by an exact one: other hosts get what was put.
 With keys of a fleet every fragment is encrypted, names are hidden, and nothing that is plain is believed.
@@ -41,6 +42,7 @@ from ...sources.objects.layout import (
     starts_of,
     unpack_head,
 )
+from ...sources.objects.probe import HostClock
 from ...sources.objects.problems import StoreError, StoreProblem
 from ...sources.objects.store import CHUNK_BYTES, ObjectStore
 from ...tiers.base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, Engine, MemoryEngine
@@ -117,6 +119,7 @@ class BundleTransfer:
         self._check = check
         self._used_memory: list[Any] = []  # of former exports, (n,) uint8: as many as ran at a time
         self._epoch_of: dict[tuple[bytes, bytes], str] = {}  # bundles that were found
+        self._clock = HostClock(store, now_s)
         self._damage_lock = threading.Lock()
         self._was_wrong, self._is_damaged = (MissingNames(DAMAGE_REMEMBERED_S) for _ in range(2))  # keys
 
@@ -299,6 +302,7 @@ class BundleTransfer:
         if found == present:
             return 0
         if found is not None and self._copied(found, present):
+            self._clock.check(str(present))
             self._epoch_of[identity.digest, name] = present.epoch
             return 0
         chain = self._chain(export.bundle)
@@ -310,7 +314,8 @@ class BundleTransfer:
         with suppress(IndexError):  # new memory costs as much again as the copy and its hash
             memory = self._used_memory.pop()
         payload = write_bundle(chain, identity.geometry.num_groups, fragments, memory)
-        is_new = self._store.create(str(present), payload.data)
+        if is_new := self._store.create(str(present), payload.data):
+            self._clock.check(str(present))
         self._epoch_of[identity.digest, name] = present.epoch
         self._used_memory.append(payload.base)  # not after an error: a request may still be sending it
         return len(payload) if is_new else 0

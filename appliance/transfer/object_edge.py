@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 from ...sources.objects.fleet_keys import LOOK_S, FleetKeys, erase_tenant
 from ...sources.objects.keys import Epochs
 from ...sources.objects.layout import BundleError
-from ...sources.objects.problems import StoreError, StoreProblem
+from ...sources.objects.problems import OF_EXPORTS, OF_ONE_OBJECT, StoreError, StoreProblem
 from ...sources.objects.store import ObjectStore, StoreLimits
 from ...sources.objects.usage import StoreUsage
 from ...tiers.base import Cause, CopyError, CopyOutcome, Engine
@@ -48,11 +48,6 @@ MAX_IN_FLIGHT: Final = 8
 MAX_FAILURES: Final = 3
 RETRY_S, MAX_RETRY_S = 1.0, 60.0  # between looks at a store that failed
 EPOCH_DAYS: Final = 1  # what `kvtier objects` takes for granted, too
-#: What says nothing about the store as a whole.
-OF_ONE_OBJECT: Final = frozenset({StoreProblem.SHORT, StoreProblem.FOREIGN_NAME})
-#: What says of an export that nothing can be stored; what is stored may still be read.
-OF_EXPORTS: Final = frozenset({StoreProblem.FULL, StoreProblem.DENIED, StoreProblem.UNSUPPORTED})
-
 #: Of a fetch that was begun; other words of Cause come as they happen.
 FETCH_OUTCOMES: Final = ("arrived", "wrong_checksum", "wrong_identity")
 #: What an instruction is called in metrics.
@@ -279,8 +274,7 @@ class ObjectEdge:
         log.error("object store %s is not used for now: %s", self._address, problem)
         self._deliver(SourceChanged(False))
         self._export_ended.set()  # a drain waits no longer for exports that are to be tried again
-        for kind in KINDS:
-            self._fail_queued(kind)
+        self._fail_queued(*KINDS)
         self._again()
 
     def _pause_exports(self, problem: str) -> None:
@@ -294,9 +288,10 @@ class ObjectEdge:
         self._export_retry_s = min(2 * self._export_retry_s, MAX_RETRY_S)
         self._fail_queued(ExportBundle)
 
-    def _fail_queued(self, kind: type[Work]) -> None:
-        while queue := self._queues[kind]:
-            self._fail(queue.pop()[1], Cause.SOURCE_GONE)
+    def _fail_queued(self, *kinds: type[Work]) -> None:
+        for kind in kinds:
+            while queue := self._queues[kind]:
+                self._fail(queue.pop()[1], Cause.SOURCE_GONE)
 
     # ------------------------------------------------------------------------------------- threads
 
@@ -407,7 +402,7 @@ class ObjectEdge:
             self._deliver(SourceSearched(work.search, 0, -1, is_answered=False))
         elif isinstance(work, ExportBundle):
             self._export_ended.set()
-            self._deliver(ExportFinished(work.export, False))
+            self._deliver(ExportFinished(work.export, False, has_key=cause is not Cause.NO_KEY))
         else:
             self._fail_batches(work, {copy for copy, _ in work.batches}, cause)
 

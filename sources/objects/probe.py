@@ -1,8 +1,10 @@
 """Tries what kvtier needs of a store, with a small bundle that is deleted again, and says what is missing."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,12 +17,13 @@ from .inventory import verify_object
 from .keys import Epochs, bundle_key
 from .layout import BundleChain, BundleError
 from .lifecycle import judge_rule
-from .problems import StoreError
+from .problems import StoreError, StoreProblem
 from .store import ObjectStore
 
 TENANT: Final = "kvtier check"  # no daemon's: a tenant's name has a kind in front
 CLOCKS: Final = "v1/c/"  # objects that are deleted at once: when they were written is the store's time
 MAX_CLOCK_DIFFERENCE_S: Final = 3600.0
+MAX_JUMP_S: Final = 900.0  # of a host's clock, without another look at the store's
 _WITHOUT_LISTING: Final = ("list", "create", "create only", "ranges")
 _GROUPS, _GROUP_BYTES = 4, 50_000
 
@@ -135,11 +138,43 @@ def _clock_problem(store: ObjectStore, key: str, now_s: float) -> str:
     written_at_s = next((one.modified_at_s for one in store.objects(folder) if one.key == key), None)
     if written_at_s is None:
         return "the store's clock is not known: a listing does not show what was stored"
-    seconds = now_s - written_at_s
-    if abs(seconds) <= MAX_CLOCK_DIFFERENCE_S:
+    return _difference(now_s - written_at_s)
+
+
+def _difference(ahead_s: float) -> str:
+    """Return in words how far a host's clock is ahead of its store's; empty within an hour."""
+    if abs(ahead_s) <= MAX_CLOCK_DIFFERENCE_S:
         return ""
-    ahead = "ahead of" if seconds > 0 else "behind"
-    return f"this host's clock is {abs(seconds) / 3600:.1f} hours {ahead} the store's; set it"
+    ahead = "ahead of" if ahead_s > 0 else "behind"
+    return f"this host's clock is {abs(ahead_s) / 3600:.1f} hours {ahead} the store's; set it"
+
+
+class HostClock:
+    """Compares a host's clock with the time of its store, once and when it has jumped.
+
+    `now_s`: the clock, in seconds since 1970. Thread-safe."""
+
+    def __init__(self, store: ObjectStore, now_s: Callable[[], float]) -> None:
+        self._store = store
+        self._now_s = now_s
+        self._base_s = -math.inf  # what the clock was ahead of `time.monotonic()` when it was right
+
+    def check(self, key: str) -> None:
+        """Delete `key`, which was just stored, and raise StoreError when the clock is off.
+        One that cannot be compared is believed."""
+        base_s = self._now_s() - time.monotonic()
+        if self._store.evicts or abs(base_s - self._base_s) < MAX_JUMP_S:
+            return
+        problem = ""
+        with suppress(StoreError):
+            if written_at_s := self._store.modified_at_s(key):
+                problem = _difference(self._now_s() - written_at_s)
+        if not problem:
+            self._base_s = base_s
+            return
+        with suppress(StoreError):
+            self._store.delete([key])
+        raise StoreError(StoreProblem.WRONG_CLOCK, problem)
 
 
 def _small_bundle() -> tuple[npt.NDArray[np.uint8], BundleChain]:

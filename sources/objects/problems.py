@@ -40,8 +40,17 @@ class StoreProblem(Enum):
     UNSUPPORTED = "the store does not support this operation"
     WRONG_KEY = "tenants' keys in this store were wrapped with another master key"
     FOREIGN_NAME = "a name that no client can list; delete this object with the store's own tool"
+    WRONG_CLOCK = "bundles go by the date, and no host would look where this one stores them"
     FULL = "the store takes no more bytes; enlarge it, or shorten the epoch"
     FAILED = "the store failed"
+
+
+#: What says nothing about the store as a whole.
+OF_ONE_OBJECT: Final = frozenset({StoreProblem.SHORT, StoreProblem.FOREIGN_NAME})
+#: What says of an export that nothing can be stored; what is stored may still be read.
+OF_EXPORTS: Final = frozenset(
+    {StoreProblem.FULL, StoreProblem.DENIED, StoreProblem.UNSUPPORTED, StoreProblem.WRONG_CLOCK}
+)
 
 
 class StoreError(Exception):

@@ -132,6 +132,8 @@ class ObjectStore:
         `payload` is borrowed, and must not change before this returns. `abandon` ends it."""
         from obstore.exceptions import AlreadyExistsError
 
+        if self.address.startswith("file:") and not os.path.isdir(urlsplit(self.address).path):
+            raise StoreError(StoreProblem.MISSING_BUCKET, self.address)  # obstore would make it
         for _ in range(2):
             try:
                 with self._request("put") as request:
@@ -228,11 +230,22 @@ class ObjectStore:
 
     def size(self, key: str) -> int | None:
         """Return the length of an object in bytes; None when there is none."""
+        found = self._head(key)
+        return None if found is None else int(found["size"])
+
+    def modified_at_s(self, key: str) -> float | None:
+        """Return when an object was stored, in seconds since 1970 by the store's clock; 0: it does not say.
+        None when there is none."""
+        found = self._head(key)
+        return None if found is None else float(found["last_modified"].timestamp())
+
+    def _head(self, key: str) -> Mapping[str, Any] | None:
         from obstore import head
 
         try:
             with self._request("head"):
-                return int(head(self._store, key)["size"])
+                found: Mapping[str, Any] = head(self._store, key)
+                return found
         except FileNotFoundError:
             return None
 

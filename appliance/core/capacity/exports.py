@@ -322,6 +322,8 @@ class Exports:
             self._index.note(job.namespace_id, job.name, True)
             self._core.story.count("bundles_exported" if event.num_bytes else "bundles_shared_already")
             self._core.story.count("bytes_exported", event.num_bytes)
+        elif not event.has_key:
+            self._core.story.count("exports_no_key")
         else:
             self._core.story.count("exports_failed")
             self._try_later(job)

@@ -42,6 +42,7 @@ def test_a_damaged_object_is_passed_over_for_one_of_an_older_epoch(server: S3Ser
         [old] = damage(server, lambda data: data)
         whole = server.objects[old]
         clock.days = 1
+        server.clock_s = clock
         damage(server, flip(-1))
         host.edge.execute(host.filled(2))
         assert (await host.last(ExportFinished, 2)).is_stored, "copied on: its head is whole"
@@ -67,6 +68,7 @@ def test_a_damaged_object_is_stored_again_in_the_next_epoch(server: S3Server) ->
         host.edge.execute(host.filled(2))
         assert not (await host.last(ExportFinished, 2)).is_stored, "never overwritten"
         clock.days = 1
+        server.clock_s = clock
         host.edge.execute(host.filled(3))
         assert (await host.last(ExportFinished, 3)).num_bytes, "sent, not copied on"
         assert await fetch(host, work, 30) == {None}
@@ -83,6 +85,7 @@ def test_what_is_no_bundle_of_its_name_is_not_copied_on(
         before, host = Host(URL), Host(URL, now_s=lambda: time.time() + DAY_S)
         work = await export(before)
         [old] = damage(server, change)
+        server.clock_s = lambda: time.time() + DAY_S
         await host.open()
         host.edge.execute(host.filled())
         assert (await host.last(ExportFinished)).num_bytes

@@ -275,7 +275,9 @@ def test_a_clock_that_is_off_by_days(server: S3Server, days: int, master: bytes)
     async def scene() -> None:
         wrong = Host(URL, master, RED, now_s=lambda: time.time() + days * DAY_S)
         right = Host(URL, master, RED)
+        server.clock_s = lambda: time.time() + days * DAY_S  # the same, or nothing would be stored
         exported = await export(wrong)
+        server.clock_s = time.time
         await right.open()
         assert await fetch(right, exported) == ({None} if -2 <= days <= 0 else {Cause.SOURCE_GONE})
         right.edge.execute(work := right.filled(2))
@@ -283,6 +285,30 @@ def test_a_clock_that_is_off_by_days(server: S3Server, days: int, master: bytes)
         assert await fetch(right, work, 30) == {None}
         await closed(wrong)
         await closed(right)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("days", [-5, 5])
+def test_with_a_clock_that_is_off_nothing_is_stored_where_no_host_looks(server: S3Server, days: int) -> None:
+    async def scene() -> None:
+        clock = [days * DAY_S]
+        host = Host(URL, now_s=lambda: time.time() + clock[0])
+        await host.open()
+        host.edge.execute(work := host.filled())
+        assert not (await host.last(ExportFinished)).is_stored
+        assert not server.objects, "what was stored is deleted"
+        where = "behind" if days < 0 else "ahead of"
+        assert f"this host's clock is 120.0 hours {where} the store's; set it" in host.edge.status().problem
+        clock[0] = 0.0
+        await stored_again(host, server, work, 1)
+        assert not host.edge.status().problem
+        clock[0], stored = days * DAY_S, set(server.objects)
+        num_ended = sum(isinstance(one, ExportFinished) for one in host.events)
+        host.edge.execute(replace(work, export=9))
+        assert not (await host.last(ExportFinished, num_ended + 1)).is_stored, "it jumped later"
+        assert set(server.objects) == stored
+        await closed(host)
 
     run(scene())
 
@@ -394,7 +420,9 @@ def test_where_nothing_can_be_stored_bundles_are_still_fetched(answer: S3Answer,
 def test_a_bundle_of_an_older_epoch_is_sent_again_where_the_store_cannot_copy(server: S3Server) -> None:
     async def scene() -> None:
         before, host = Host(URL, now_s=lambda: time.time() - DAY_S), Host(URL)
+        server.clock_s = lambda: time.time() - DAY_S
         exported = await export(before)
+        server.clock_s = time.time
         await host.open()
         answers("copy", error(501, "NotImplemented"))(server, "")
         host.edge.execute(host.filled())

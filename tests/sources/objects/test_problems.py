@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -189,3 +190,15 @@ def test_without_its_package_a_pool_says_which_one() -> None:
         pytest.skip("it is installed")
     with pytest.raises(StoreError, match=r"pip install kvtier\[mooncake\]"):
         open_store("mooncake://localhost:1").check_bucket()
+
+
+def test_a_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    """A mount that ended: bundles would fill the disk below it, where no other host finds them."""
+    (tmp_path / "store").mkdir()
+    store = ObjectStore(f"file://{tmp_path}/store")
+    assert store.create("v1/b/x", memoryview(b"1"))
+    (tmp_path / "store").rename(tmp_path / "away")
+    with pytest.raises(StoreError) as refused:
+        store.create("v1/b/y", memoryview(b"1"))
+    assert refused.value.problem is StoreProblem.MISSING_BUCKET
+    assert not (tmp_path / "store").exists()

@@ -9,7 +9,7 @@ from kvtier.appliance.core.worth import KEPT_DAYS
 from kvtier.tiers.block import Tier
 
 from ..rig import GEOMETRY, hashes
-from .exporting import BUNDLE_BYTES, SIZE, Exporting, priced, stated
+from .exporting import BUNDLE_BYTES, SIZE, Exporting, priced, stated, ticked
 
 
 def test_a_bundle_is_worth_it_when_it_is_used_again() -> None:
@@ -214,3 +214,17 @@ def test_prices_are_not_compared_before_prefill_is_known() -> None:
     rig.put(chain)
     rig.read(chain)
     assert len(rig.exports) == 1
+
+
+def test_a_bundle_of_a_tenant_without_a_key_is_counted_once_and_not_tried_again() -> None:
+    """One tenant's key made failures of a store, several for each of its bundles."""
+    rig, chain = Exporting("eager"), hashes("a", SIZE)
+    rig.put(chain)
+    [export] = rig.exports
+    rig.do(ev.ExportFinished(export.export, False, has_key=False))
+    for _ in range(10):
+        rig.now += 3600.0
+        ticked(rig)
+    assert len(rig.exports) == 1
+    assert rig.count("exports_no_key") == 1
+    assert "exports_failed" not in rig.planner.story.counters
