@@ -22,6 +22,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
+from ..tiers.base import Cause, CopyError
 from ..v1 import types_pb2
 from ..v1.errors import DETAIL_KEY
 from .core.results import Refusal
@@ -198,6 +199,12 @@ REASONS: dict[str, ErrorReason] = {
         "an object store that hosts share did not do what an administrator asked for",
         "do it again when the store answers; the message says how",
     ),
+    "DISK_FAILED": ErrorReason(
+        grpc.StatusCode.UNAVAILABLE,
+        UnavailableError,
+        "the disk of tier nvme did not take what an administrator asked for",
+        "make the file that the message names writable, then do it again",
+    ),
     "TOO_MANY_IN_FLIGHT": ErrorReason(
         _EXHAUSTED, BusyError, "a queue has reached its limit", "back off as told, or do without"
     ),
@@ -271,6 +278,13 @@ REASONS: dict[str, ErrorReason] = {
 def error(reason: str, message: str, retry_after_s: float = 0.0, **metadata: str) -> ApplianceError:
     """Return (not raise) the error of the right family for `reason`, a key of REASONS."""
     return REASONS[reason].family(reason, message, retry_after_s, metadata)
+
+
+def disk_error(problem: CopyError, undone: str) -> ApplianceError:
+    """Return the error for a file beside the segments that was not written; `undone`: what is as before."""
+    if problem.cause is Cause.NO_SPACE:
+        return error("TIER_FULL", f"{undone}: {problem}; make room beside the segments, then try again")
+    return error("DISK_FAILED", f"{undone}: {problem}; make the disk writable, then try again")
 
 
 def from_refusal(refusal: Refusal) -> ApplianceError:

@@ -80,7 +80,10 @@ class AdminService:
             draining=service.draining,
             tiers=[
                 pb.TierStatus(
-                    tier=service.tiers.number(tier), backend=engines[tier].statistics().backend, **numbers
+                    tier=service.tiers.number(tier),
+                    backend=engines[tier].statistics().backend,
+                    is_offline=tier in service.planner.core.offline,
+                    **numbers,
                 )
                 for tier, numbers in statistics["tiers"].items()
             ],
@@ -178,9 +181,10 @@ class AdminService:
         return pb.EncryptionStatus(master_keys=keys, last_error=rotation.last_error)
 
     def inspect(self, caller: Caller, request: pb.InspectRequest) -> pb.InspectResponse:
-        """Return everything known about a block, session, lease or segment, as JSON."""
+        """Return everything known about a block, session, lease, segment or namespace, as JSON."""
         inspection = self._service.planner.inspection
         what = request.WhichOneof("what")
+        found: Any
         if what == "block":
             found = inspection.block(request.block.namespace_id, _name(request.block))
         elif what == "session_id":
@@ -191,8 +195,10 @@ class AdminService:
             found = inspection.lease(request.lease_id)
         elif what == "segment":
             found = inspection.segment(request.segment)
+        elif what == "namespace_id":
+            found = inspection.namespaces(request.namespace_id)
         else:
-            raise error("BAD_REQUEST", "name a block, a session, a lease or a segment")
+            raise error("BAD_REQUEST", "name a block, a session, a lease, a segment or a namespace")
         if found is None:
             name = request.block.prefix_hash.hex() if what == "block" else getattr(request, what)
             raise error("NOTHING_THERE", f"there is no {what.removesuffix('_id')} {name}")

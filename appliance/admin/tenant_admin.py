@@ -22,7 +22,7 @@ from ..appliance import Appliance
 from ..config import COMMON, Tenant, domain_named
 from ..core.events import TenantErased
 from ..core.results import CountResult
-from ..errors import error
+from ..errors import disk_error, error
 from ..persisted.namespace_book import NamespaceBook
 from ..tasks import Tasks
 from ..transfer.object_edge import ObjectEdge
@@ -51,8 +51,8 @@ class TenantAdmin:
         """Make everything unreadable that a tenant ever stored, here and after any restart. Idempotent.
 
         Goes on when its caller does not wait. Raises ApplianceError: BAD_REQUEST, NOTHING_THERE,
-        NOT_ENCRYPTED, or TIER_FULL where the key file could not be replaced; nothing has changed then on this
-        host. SOURCE_FAILED when everything is erased but what an object store has.
+        NOT_ENCRYPTED; TIER_FULL or DISK_FAILED where the key file could not be replaced: nothing has changed
+        on this host. SOURCE_FAILED when everything is erased but what an object store has.
         """
         tenant = self._domain(name)
         if tenant not in self._known():
@@ -104,8 +104,7 @@ class TenantAdmin:
             except CopyError as problem:
                 self._admit(tenant)
                 erased = f"{done}; nothing is erased on this host" if done else "nothing is erased"
-                fix = "make room beside the segments, or the disk writable, then try again"
-                raise error("TIER_FULL", f"{erased}: {problem}; {fix}") from problem
+                raise disk_error(problem, erased) from problem
         answer = self._appliance.ask(lambda call: TenantErased(call, tenant))
         result = await answer if isinstance(answer, asyncio.Future) else answer
         assert isinstance(result, CountResult)

@@ -67,9 +67,10 @@ def rank(
 ) -> None:
     """Say which host should get a prompt of NAMESPACE with these blocks, the best one first.
 
-    HASH is the prefix hash of a block in 64 hexadecimal digits, in the order of the prompt from its first
-    block on. With --queue only the hosts it names are compared, each with the seconds of prefill that run and
-    wait there.
+    NAMESPACE is its number at the daemon that is asked, of `kvtier inspect namespace all`; an administrator
+    may ask of any, a tenant of its own. HASH is the prefix hash of a block in 64 hexadecimal digits, in the
+    order of the prompt from its first block on. With --queue only the hosts it names are compared, each with
+    the seconds of prefill that run and wait there.
 
     \b
     Example:

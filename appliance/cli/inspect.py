@@ -1,4 +1,4 @@
-"""`kvtier inspect`: one block, session, lease or segment in detail.
+"""`kvtier inspect`: one block, session, lease, segment or namespace in detail.
 
 A segment can also be read from a data directory, without a daemon and without its lock: what is asked for
 after a crash is exactly what no daemon can answer.
@@ -17,7 +17,7 @@ from .target import TIMEOUT_S, Failed, admin, json_option, resolve, target_optio
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["block", "session", "lease", "segment"]))
+@click.argument("kind", type=click.Choice(["block", "session", "lease", "segment", "namespace"]))
 @click.argument("name")
 @click.option(
     "--data",
@@ -27,12 +27,12 @@ from .target import TIMEOUT_S, Failed, admin, json_option, resolve, target_optio
 @target_option
 @json_option
 def inspect(kind: str, name: str, data: Path | None, target: str | None, as_json: bool) -> None:
-    """Show one block, session, lease or segment in detail.
+    """Show one block, session, lease, segment or namespace in detail.
 
     NAME is NAMESPACE:HASH for a block, with the first 8 hex digits of its prefix hash or more; the id of a
-    session or a lease; the number of a segment. Shown are tiers, pins, uses and leases of a block;
-    urgency and blocks of a session; owner, deadline and pins of a lease; state, records and footer of a
-    segment.
+    session or a lease; the number of a segment; the number of a namespace, or `all` of them. Shown are tiers,
+    pins, uses and leases of a block; urgency and blocks of a session; owner, deadline and pins of a lease;
+    state, records and footer of a segment; tenant, digest and geometry of a namespace.
 
     \b
     Example:
@@ -40,12 +40,15 @@ def inspect(kind: str, name: str, data: Path | None, target: str | None, as_json
       kvtier inspect session agent-42 --json
       kvtier inspect lease 17
       kvtier inspect segment 3 --data /var/lib/kvtier
+      kvtier inspect namespace all
     """
     if data is not None and kind != "segment":
         raise click.UsageError("--data goes with a segment; of anything else only the daemon knows")
     request = admin_pb2.InspectRequest()
     if kind == "lease":
         request.lease_id = _number(name, 1, (1 << 63) - 1)
+    elif kind == "namespace":
+        request.namespace_id = 0 if name == "all" else _number(name, 1, (1 << 32) - 1)
     elif kind == "segment":
         request.segment = _number(name, 0, (1 << 32) - 1)
     else:

@@ -5,10 +5,11 @@ Only reads. Kept apart from planner.py so that the file which decides stays shor
 
 from collections import Counter
 from collections.abc import Sized
+from dataclasses import fields
 from itertools import islice
 from typing import Any
 
-from ...tiers.block import NO_PLACE, Tier
+from ...tiers.block import NO_PLACE, Geometry, Tier
 from ...v1.shm import extent_of
 from .catalog.catalog import NO_ROW
 from .catalog.core_state import CoreState
@@ -20,6 +21,7 @@ from .requests.leases import LeaseTable
 from .requests.pins import Pins
 from .requests.sessions import Sessions
 
+GEOMETRY_FIELDS = tuple(field.name for field in fields(Geometry) if field.init)
 MAX_LEASES = 16  # shown of a block
 MAX_HELD = 1 << 15  # fragments that leases hold, looked at for these: a few milliseconds
 
@@ -100,6 +102,21 @@ class Inspection:
         held = ((lease.id, fragment) for lease in leases for fragment, _ in lease.held)
         holding = (number for number, fragment in islice(held, MAX_HELD) if fragment in fragments)
         return list(islice(dict.fromkeys(holding), MAX_LEASES))
+
+    def namespaces(self, number: int) -> list[dict[str, Any]] | None:
+        """Return tenant, size and geometry of the namespace of this number, or of all for 0."""
+        found = self._core.catalog.namespaces.values()
+        return [
+            {
+                "namespace_id": one.id,
+                "namespace": one.identity.digest.hex(),
+                "tenant": one.identity.domain,
+                "num_blocks": len(one.rows),
+                "geometry": {name: getattr(one.identity.geometry, name) for name in GEOMETRY_FIELDS},
+            }
+            for one in found
+            if number in (0, one.id)
+        ] or None
 
     def session(self, session_id: str) -> dict[str, Any] | None:
         """Return what a session holds, and where."""

@@ -71,9 +71,12 @@ class RankService:
         A caller that names queues sends the prompt there, which the next rankings count on. Raises
         ApplianceError."""
         names = self._cache.chain(request.prefix_hashes)
-        identity = self._cache.identity_of(caller, request.namespace_id)
+        principal = caller.principal
+        is_admin = principal.is_admin and caller.client is None
+        identity = self._cache.identity_of(caller, request.namespace_id, is_admin=is_admin)
         queues = _queues(request.candidates)
-        tenant = caller.tenancy.name or caller.principal.name
+        tenant = principal.tenancy.name if principal.tenancy is not None else ""
+        tenant = tenant or principal.name
         lane = self._lanes.setdefault(tenant, _Rankings())
         if lane.num >= MAX_WAITING:
             raise error("TOO_MANY_IN_FLIGHT", f"{lane.num} rankings of the tenant wait; ask later", RETRY_S)

@@ -144,7 +144,7 @@ class PeerService:
         """Yield what this host holds of the namespaces asked for, then what changes."""
         if len(request.namespace_digests) > MAX_DIGESTS:
             raise error("BAD_REQUEST", f"{len(request.namespace_digests)} namespaces, limit {MAX_DIGESTS}")
-        self._check_encryption(request.stores_in_plain)
+        self._check_encryption(request)
         async for message in self.holdings.watch(request.namespace_digests):
             yield message
 
@@ -160,11 +160,13 @@ class PeerService:
         except TimeoutError:
             pass
 
-    def _check_encryption(self, stores_in_plain: bool) -> None:
-        """Raise ApplianceError for a host that would write to a disk in plain what is encrypted here."""
-        if stores_in_plain and self._is_encrypted:
-            message = "this host encrypts what it stores; set encryption.master_key on the one that asks"
-            raise error("NOT_ENCRYPTED", message)
+    def _check_encryption(self, request: pb.WatchInventoryRequest | pb.FetchBlocksRequest) -> None:
+        """Raise ApplianceError for a host that would, or may, write in plain what is encrypted here."""
+        if not self._is_encrypted or (request.HasField("stores_in_plain") and not request.stores_in_plain):
+            return
+        fix = "set encryption.master_key" if request.stores_in_plain else "install this version"
+        message = f"this host encrypts what it stores; {fix} on the one that asks"
+        raise error("NOT_ENCRYPTED", message)
 
     def _asked(self, epoch: int, digest: bytes, packed: bytes) -> tuple[NamespaceEntry, list[bytes]]:
         """Return what a request of another host is about. Raises ApplianceError."""
@@ -181,7 +183,7 @@ class PeerService:
         """Return a ticket for the blocks that are here, from the first one on. Raises ApplianceError."""
         service = self._service
         namespace, names = self._asked(request.epoch, request.namespace_digest, request.prefix_hashes)
-        self._check_encryption(request.stores_in_plain)
+        self._check_encryption(request)
         urgency = checks.urgency(request.urgency)
         self._admit(urgency)
         self._num_acquiring += 1

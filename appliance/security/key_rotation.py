@@ -23,7 +23,8 @@ from ...tiers.encryption.keyring import MasterKeyUse
 from ...tiers.encryption.master_keys import KeyringError, MasterKeys, load_master_keys
 from ..appliance import Appliance
 from ..config import EncryptionSettings
-from ..errors import ApplianceError, error
+from ..detached import detached
+from ..errors import ApplianceError, disk_error, error
 from ..transfer.object_edge import ObjectEdge
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,8 @@ class KeyRotation:
     async def refresh(self, keys: MasterKeys | KeyringError, *, is_dry_run: bool = False) -> None:
         """Use what `read` returned; with `is_dry_run` only see whether that would do.
 
-        Raises ApplianceError: BAD_POLICY, or TIER_FULL where the wraps could not be replaced; the keys read
-        before still hold then.
+        Raises ApplianceError: BAD_POLICY, or TIER_FULL or DISK_FAILED where the wraps could not be replaced;
+        the keys read before still hold then.
         """
         try:
             if isinstance(keys, KeyringError):
@@ -98,6 +99,10 @@ class KeyRotation:
         except ApplianceError as problem:
             log.error("the master keys read before still hold: %s", problem.message)
 
+    async def file_changed(self) -> None:
+        """Use what the file holds now. Never raises."""
+        await self.use(await detached(self.read))
+
     def _use(self, keys: MasterKeys, is_dry_run: bool) -> None:
         """Blocks; in the store's thread, if there is one."""
         keyring = self._store.keyring if self._store is not None else None
@@ -119,4 +124,4 @@ class KeyRotation:
 def _as_error(problem: KeyringError | CopyError | StoreError) -> ApplianceError:
     if not isinstance(problem, CopyError):
         return error("BAD_POLICY", str(problem))
-    return error("TIER_FULL", f"data keys are not wrapped anew: {problem}; make room beside the segments")
+    return disk_error(problem, "data keys are not wrapped anew")

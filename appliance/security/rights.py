@@ -62,7 +62,7 @@ RIGHTS: dict[str, Right] = {
     "KVCacheService/CloseClient": Right(Role.TENANT),
     "KVCacheService/RegisterNamespace": Right(Role.TENANT, is_limited=True),
     "KVCacheService/Lookup": Right(Role.TENANT, "UNKNOWN_NAMESPACE", is_limited=True),
-    "KVCacheService/Rank": Right(Role.TENANT, "UNKNOWN_NAMESPACE", is_limited=True),
+    "KVCacheService/Rank": Right(Role.WATCHER, "UNKNOWN_NAMESPACE", is_limited=True),
     "KVCacheService/Acquire": _ASKS,
     "KVCacheService/Release": _GIVES_BACK,
     "KVCacheService/KeepAlive": _GIVES_BACK,

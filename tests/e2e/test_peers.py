@@ -104,6 +104,11 @@ def test_a_host_that_encrypts_gives_nothing_to_one_that_would_store_it_in_plain(
         first.register()
         until(lambda: first.read(2) == CHAIN_BLOCKS)  # what lies in plain already is no secret
         assert f"host {first.address} is not asked" in second.daemon.log.read_text()
+        with grpc.insecure_channel(first.address) as channel:  # a host of before this was asked
+            watch = PeerServiceStub(channel).WatchInventory
+            with pytest.raises(grpc.RpcError, match="install this version on the one that asks"):
+                next(watch(peer_pb2.WatchInventoryRequest(), timeout=60))
+            assert next(watch(peer_pb2.WatchInventoryRequest(stores_in_plain=False), timeout=60)).epoch
 
 
 def test_what_is_decoded_gets_a_ticket_where_less_urgent_fetches_get_none(tmp_path: Path) -> None:

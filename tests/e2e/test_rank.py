@@ -1,6 +1,7 @@
 """Rank: any host of a fleet says which one a prompt should go to; real daemons on loopback."""
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,16 @@ import pytest
 
 from kvtier.appliance.fleet.rank_service import MAX_WAITING, RankService
 from kvtier.clients import PrefillSpeed, Rank
+from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
-from kvtier.v1 import types_pb2
 from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from kvtier.v1.local import Flag, Frame, Method, encode
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
-from ..appliance.raw_client import RawClient
+from ..appliance.raw_client import RawClient, identity
+from ..security.test_matrix import with_tokens
 from ..waiting import until
 from .fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of
 
@@ -163,3 +165,17 @@ def test_rankings_of_one_tenant_go_on_one_at_a_time(tmp_path: Path) -> None:
         assert most == [1]
         answered = client.call(Method.RANK, request, pb.RankResponse)
         assert answered.num_blocks == 1, "what has ended is given back"
+
+
+def test_an_administrator_asks_for_any_tenant(tmp_path: Path) -> None:
+    with with_tokens(tmp_path) as world:
+        tenant = world.stub("tenant")
+        number = tenant.RegisterNamespace(pb.RegisterNamespaceRequest(identity=identity())).namespace_id
+        asked = pb.RankRequest(namespace_id=number, prefix_hashes=NAME)
+        assert world.stub("admin").Rank(asked, timeout=60) == tenant.Rank(asked, timeout=60)
+        with pytest.raises(grpc.RpcError, match=f"namespace {number} is not registered"):
+            world.stub("other tenant").Rank(asked, timeout=60)
+        inspect = world.stub("admin", "AdminService").Inspect
+        [listed] = json.loads(inspect(admin_pb2.InspectRequest(namespace_id=0), timeout=60).json)
+        assert (listed["namespace_id"], listed["tenant"]) == (number, "tenant:acme")
+        assert len(bytes.fromhex(listed["namespace"])) == 32

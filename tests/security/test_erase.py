@@ -1,5 +1,6 @@
 """A daemon that encrypts what it stores: what its disk shows, what is left of a tenant that was erased."""
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from kvtier.appliance.config import COMMON, Loaded, Settings
 from kvtier.appliance.errors import StartError
 from kvtier.clients import Client, Geometry, NamespaceIdentity
+from kvtier.tiers.encryption import keyring
 from kvtier.v1 import admin_pb2 as pb
 from kvtier.v1 import types_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
@@ -139,6 +141,26 @@ def test_a_block_that_is_being_read_stays_until_it_was(tmp_path: Path) -> None:
             assert lease is not None
         status = served.admin.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_S)
         assert sum(tier.condemned_bytes for tier in status.tiers) == 0
+
+
+@pytest.mark.parametrize(("code", "reason"), [(errno.EROFS, "DISK_FAILED"), (errno.ENOSPC, "TIER_FULL")])
+def test_a_disk_that_takes_no_key_file_is_named(
+    tmp_path: Path, code: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path, data: bytes) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with Served(settings_in(tmp_path)) as served:
+        served.put(NAMES[:4])
+        served.push_out()
+        monkeypatch.setattr(keyring, "write_whole", fails)
+        with pytest.raises(grpc.RpcError) as refused:
+            served.erase()
+        assert reason_of(refused) == reason
+        assert f"nothing is erased: {'io_error' if code == errno.EROFS else 'no_space'}: {tmp_path}" in str(
+            refused.value
+        )
+        assert served.num_found(NAMES[:4]) == 4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from ...v1.shm import PAGE_BYTES
-from ..base import ColdStoreError, CopyError
+from ..base import Cause, ColdStoreError, CopyError
+from ..durable import cause_of
 from ..encryption.keyring import Keyring
 from ..encryption.master_keys import MasterKeys
 from .buffered_io import BufferedIo
@@ -78,7 +79,8 @@ def open_directory(
         remove_surplus(directory, num_segments)
     except OSError as error:
         lock.release()
-        raise ColdStoreError(f"cannot open {directory}: {error}") from error
+        fix = "; make room there" if cause_of(error) is Cause.NO_SPACE else ""
+        raise ColdStoreError(f"cannot open {directory}: {error}{fix}") from error
     except BaseException:
         lock.release()
         raise

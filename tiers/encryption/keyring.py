@@ -223,7 +223,7 @@ class Keyring:
         try:
             write_whole(self._path, json.dumps(content, indent=1, sort_keys=True).encode())
         except OSError as error:
-            raise CopyError(cause_of(error), f"key file: {error.strerror}") from error
+            raise CopyError(cause_of(error), f"{self._path}: {error.strerror}") from error
         self._wrapped, self._erased = dict(wrapped), dict(erased)
 
 

@@ -31,6 +31,7 @@ class TierStatus(_message.Message):
     CONDEMNED_BYTES_FIELD_NUMBER: _builtins.int
     PINNED_BYTES_FIELD_NUMBER: _builtins.int
     NUM_FRAGMENTS_FIELD_NUMBER: _builtins.int
+    IS_OFFLINE_FIELD_NUMBER: _builtins.int
     tier: _types_pb2.Tier.ValueType
     backend: _builtins.str
     """"host memory", "sealed memfd", "segments (O_DIRECT)" """
@@ -43,6 +44,8 @@ class TierStatus(_message.Message):
     """invisible, still touched by a reader or a copy"""
     pinned_bytes: _builtins.int
     num_fragments: _builtins.int
+    is_offline: _builtins.bool
+    """it stopped working, and the daemon goes on without it"""
     def __init__(
         self,
         *,
@@ -54,10 +57,11 @@ class TierStatus(_message.Message):
         condemned_bytes: _builtins.int = ...,
         pinned_bytes: _builtins.int = ...,
         num_fragments: _builtins.int = ...,
+        is_offline: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "capacity_bytes", b"capacity_bytes", "condemned_bytes", b"condemned_bytes", "num_fragments", b"num_fragments", "pinned_bytes", b"pinned_bytes", "reserved_bytes", b"reserved_bytes", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "capacity_bytes", b"capacity_bytes", "condemned_bytes", b"condemned_bytes", "is_offline", b"is_offline", "num_fragments", b"num_fragments", "pinned_bytes", b"pinned_bytes", "reserved_bytes", b"reserved_bytes", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -778,9 +782,12 @@ class InspectRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     SEGMENT_FIELD_NUMBER: _builtins.int
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     lease_id: _builtins.int
     segment: _builtins.int
+    namespace_id: _builtins.int
+    """0: a list of all"""
     @_builtins.property
     def block(self) -> Global___BlockName: ...
     def __init__(
@@ -790,12 +797,13 @@ class InspectRequest(_message.Message):
         session_id: _builtins.str = ...,
         lease_id: _builtins.int = ...,
         segment: _builtins.int = ...,
+        namespace_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "lease_id", b"lease_id", "segment", b"segment", "session_id", b"session_id", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "lease_id", b"lease_id", "namespace_id", b"namespace_id", "segment", b"segment", "session_id", b"session_id", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "lease_id", b"lease_id", "segment", b"segment", "session_id", b"session_id", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "lease_id", b"lease_id", "namespace_id", b"namespace_id", "segment", b"segment", "session_id", b"session_id", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["block", "session_id", "lease_id", "segment"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["block", "session_id", "lease_id", "segment", "namespace_id"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -1249,7 +1257,7 @@ class PolicyStatus(_message.Message):
     num_applied: _builtins.int
     num_refused: _builtins.int
     last_error: _builtins.str
-    """why the last one was refused; empty when it was not"""
+    """why the file is refused as it was read last; empty when it is not"""
     refused_s_ago: _builtins.float
     """since then"""
     def __init__(

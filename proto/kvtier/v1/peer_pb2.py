@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvtier.v1 import types_pb2 as kvtier_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvtier/v1/peer.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"K\n\x15WatchInventoryRequest\x12\x19\n\x11namespace_digests\x18\x01 \x03(\x0c\x12\x17\n\x0fstores_in_plain\x18\x02 \x01(\x08\"\xe3\x01\n\x16WatchInventoryResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08is_reset\x18\x03 \x01(\x08\x12\x13\n\x0bis_complete\x18\x04 \x01(\x08\x12+\n\x07\x63hanges\x18\x05 \x03(\x0b\x32\x1a.kvtier.v1.InventoryChange\x12!\n\x04load\x18\x06 \x01(\x0b\x32\x13.kvtier.v1.HostLoad\x12\x13\n\x0btells_tiers\x18\x07 \x01(\x08\x12\x10\n\x08protocol\x18\x08 \x01(\r\x12\x0e\n\x06oldest\x18\t \x01(\r\"b\n\x0fInventoryChange\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x02 \x01(\x0c\x12\x0f\n\x07removed\x18\x03 \x01(\x0c\x12\x15\n\radded_on_disk\x18\x04 \x01(\x0c\"\xb7\x01\n\x12\x46\x65tchBlocksRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x18\n\x10namespace_digest\x18\x02 \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x03 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\x12#\n\x07urgency\x18\x05 \x01(\x0e\x32\x12.kvtier.v1.Urgency\x12\x0e\n\x06\x63odecs\x18\x06 \x03(\r\x12\x17\n\x0fstores_in_plain\x18\x07 \x01(\x08\"u\n\x13\x46\x65tchBlocksResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x11\n\tdata_port\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x11\n\tchecksums\x18\x04 \x01(\x0c\x12\x14\n\x0cnixl_version\x18\x05 \x01(\t\"l\n\x11PushBlocksRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x14\n\x0cnixl_version\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\"6\n\x12PushBlocksResponse\x12\x0f\n\x07problem\x18\x01 \x01(\t\x12\x0f\n\x07is_over\x18\x02 \x01(\x08\"i\n\x12\x41waitBlocksRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x18\n\x10namespace_digest\x18\x02 \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x03 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\")\n\x13\x41waitBlocksResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r2\xcf\x02\n\x0bPeerService\x12W\n\x0eWatchInventory\x12 .kvtier.v1.WatchInventoryRequest\x1a!.kvtier.v1.WatchInventoryResponse0\x01\x12L\n\x0b\x46\x65tchBlocks\x12\x1d.kvtier.v1.FetchBlocksRequest\x1a\x1e.kvtier.v1.FetchBlocksResponse\x12I\n\nPushBlocks\x12\x1c.kvtier.v1.PushBlocksRequest\x1a\x1d.kvtier.v1.PushBlocksResponse\x12N\n\x0b\x41waitBlocks\x12\x1d.kvtier.v1.AwaitBlocksRequest\x1a\x1e.kvtier.v1.AwaitBlocksResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvtier/v1/peer.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"d\n\x15WatchInventoryRequest\x12\x19\n\x11namespace_digests\x18\x01 \x03(\x0c\x12\x1c\n\x0fstores_in_plain\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x12\n\x10_stores_in_plain\"\xe3\x01\n\x16WatchInventoryResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08is_reset\x18\x03 \x01(\x08\x12\x13\n\x0bis_complete\x18\x04 \x01(\x08\x12+\n\x07\x63hanges\x18\x05 \x03(\x0b\x32\x1a.kvtier.v1.InventoryChange\x12!\n\x04load\x18\x06 \x01(\x0b\x32\x13.kvtier.v1.HostLoad\x12\x13\n\x0btells_tiers\x18\x07 \x01(\x08\x12\x10\n\x08protocol\x18\x08 \x01(\r\x12\x0e\n\x06oldest\x18\t \x01(\r\"b\n\x0fInventoryChange\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x02 \x01(\x0c\x12\x0f\n\x07removed\x18\x03 \x01(\x0c\x12\x15\n\radded_on_disk\x18\x04 \x01(\x0c\"\xd0\x01\n\x12\x46\x65tchBlocksRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x18\n\x10namespace_digest\x18\x02 \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x03 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\x12#\n\x07urgency\x18\x05 \x01(\x0e\x32\x12.kvtier.v1.Urgency\x12\x0e\n\x06\x63odecs\x18\x06 \x03(\r\x12\x1c\n\x0fstores_in_plain\x18\x07 \x01(\x08H\x00\x88\x01\x01\x42\x12\n\x10_stores_in_plain\"u\n\x13\x46\x65tchBlocksResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x11\n\tdata_port\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x11\n\tchecksums\x18\x04 \x01(\x0c\x12\x14\n\x0cnixl_version\x18\x05 \x01(\t\"l\n\x11PushBlocksRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x14\n\x0cnixl_version\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\"6\n\x12PushBlocksResponse\x12\x0f\n\x07problem\x18\x01 \x01(\t\x12\x0f\n\x07is_over\x18\x02 \x01(\x08\"i\n\x12\x41waitBlocksRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x18\n\x10namespace_digest\x18\x02 \x01(\x0c\x12\x15\n\rprefix_hashes\x18\x03 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\")\n\x13\x41waitBlocksResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r2\xcf\x02\n\x0bPeerService\x12W\n\x0eWatchInventory\x12 .kvtier.v1.WatchInventoryRequest\x1a!.kvtier.v1.WatchInventoryResponse0\x01\x12L\n\x0b\x46\x65tchBlocks\x12\x1d.kvtier.v1.FetchBlocksRequest\x1a\x1e.kvtier.v1.FetchBlocksResponse\x12I\n\nPushBlocks\x12\x1c.kvtier.v1.PushBlocksRequest\x1a\x1d.kvtier.v1.PushBlocksResponse\x12N\n\x0b\x41waitBlocks\x12\x1d.kvtier.v1.AwaitBlocksRequest\x1a\x1e.kvtier.v1.AwaitBlocksResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,23 +33,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvtier.v1.peer_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHINVENTORYREQUEST']._serialized_start=58
-  _globals['_WATCHINVENTORYREQUEST']._serialized_end=133
-  _globals['_WATCHINVENTORYRESPONSE']._serialized_start=136
-  _globals['_WATCHINVENTORYRESPONSE']._serialized_end=363
-  _globals['_INVENTORYCHANGE']._serialized_start=365
-  _globals['_INVENTORYCHANGE']._serialized_end=463
-  _globals['_FETCHBLOCKSREQUEST']._serialized_start=466
-  _globals['_FETCHBLOCKSREQUEST']._serialized_end=649
-  _globals['_FETCHBLOCKSRESPONSE']._serialized_start=651
-  _globals['_FETCHBLOCKSRESPONSE']._serialized_end=768
-  _globals['_PUSHBLOCKSREQUEST']._serialized_start=770
-  _globals['_PUSHBLOCKSREQUEST']._serialized_end=878
-  _globals['_PUSHBLOCKSRESPONSE']._serialized_start=880
-  _globals['_PUSHBLOCKSRESPONSE']._serialized_end=934
-  _globals['_AWAITBLOCKSREQUEST']._serialized_start=936
-  _globals['_AWAITBLOCKSREQUEST']._serialized_end=1041
-  _globals['_AWAITBLOCKSRESPONSE']._serialized_start=1043
-  _globals['_AWAITBLOCKSRESPONSE']._serialized_end=1084
-  _globals['_PEERSERVICE']._serialized_start=1087
-  _globals['_PEERSERVICE']._serialized_end=1422
+  _globals['_WATCHINVENTORYREQUEST']._serialized_end=158
+  _globals['_WATCHINVENTORYRESPONSE']._serialized_start=161
+  _globals['_WATCHINVENTORYRESPONSE']._serialized_end=388
+  _globals['_INVENTORYCHANGE']._serialized_start=390
+  _globals['_INVENTORYCHANGE']._serialized_end=488
+  _globals['_FETCHBLOCKSREQUEST']._serialized_start=491
+  _globals['_FETCHBLOCKSREQUEST']._serialized_end=699
+  _globals['_FETCHBLOCKSRESPONSE']._serialized_start=701
+  _globals['_FETCHBLOCKSRESPONSE']._serialized_end=818
+  _globals['_PUSHBLOCKSREQUEST']._serialized_start=820
+  _globals['_PUSHBLOCKSREQUEST']._serialized_end=928
+  _globals['_PUSHBLOCKSRESPONSE']._serialized_start=930
+  _globals['_PUSHBLOCKSRESPONSE']._serialized_end=984
+  _globals['_AWAITBLOCKSREQUEST']._serialized_start=986
+  _globals['_AWAITBLOCKSREQUEST']._serialized_end=1091
+  _globals['_AWAITBLOCKSRESPONSE']._serialized_start=1093
+  _globals['_AWAITBLOCKSRESPONSE']._serialized_end=1134
+  _globals['_PEERSERVICE']._serialized_start=1137
+  _globals['_PEERSERVICE']._serialized_end=1472
 # @@protoc_insertion_point(module_scope)

@@ -29,7 +29,9 @@ class WatchInventoryRequest(_message.Message):
     NAMESPACE_DIGESTS_FIELD_NUMBER: _builtins.int
     STORES_IN_PLAIN_FIELD_NUMBER: _builtins.int
     stores_in_plain: _builtins.bool
-    """The caller writes blocks to its nvme or object store as they are; a host that encrypts refuses."""
+    """The caller writes blocks to its nvme or object store as they are. A host that encrypts refuses, also where
+    this is not said: by a host of an older version.
+    """
     @_builtins.property
     def namespace_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """that the caller has, 32 bytes each"""
@@ -38,13 +40,15 @@ class WatchInventoryRequest(_message.Message):
         self,
         *,
         namespace_digests: _abc.Iterable[_builtins.bytes] | None = ...,
-        stores_in_plain: _builtins.bool = ...,
+        stores_in_plain: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stores_in_plain", b"_stores_in_plain", "stores_in_plain", b"stores_in_plain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace_digests", b"namespace_digests", "stores_in_plain", b"stores_in_plain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stores_in_plain", b"_stores_in_plain", "namespace_digests", b"namespace_digests", "stores_in_plain", b"stores_in_plain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stores_in_plain: _TypeAlias = _typing.Literal["stores_in_plain"]  # noqa: Y015
+    _WhichOneofArgType__stores_in_plain: _TypeAlias = _typing.Literal["_stores_in_plain", b"_stores_in_plain"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stores_in_plain) -> _WhichOneofReturnType__stores_in_plain | None: ...
 
 Global___WatchInventoryRequest: _TypeAlias = WatchInventoryRequest  # noqa: Y015
 
@@ -164,13 +168,15 @@ class FetchBlocksRequest(_message.Message):
         deadline_ms: _builtins.int = ...,
         urgency: _types_pb2.Urgency.ValueType = ...,
         codecs: _abc.Iterable[_builtins.int] | None = ...,
-        stores_in_plain: _builtins.bool = ...,
+        stores_in_plain: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stores_in_plain", b"_stores_in_plain", "stores_in_plain", b"stores_in_plain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "deadline_ms", b"deadline_ms", "epoch", b"epoch", "namespace_digest", b"namespace_digest", "prefix_hashes", b"prefix_hashes", "stores_in_plain", b"stores_in_plain", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stores_in_plain", b"_stores_in_plain", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "epoch", b"epoch", "namespace_digest", b"namespace_digest", "prefix_hashes", b"prefix_hashes", "stores_in_plain", b"stores_in_plain", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stores_in_plain: _TypeAlias = _typing.Literal["stores_in_plain"]  # noqa: Y015
+    _WhichOneofArgType__stores_in_plain: _TypeAlias = _typing.Literal["_stores_in_plain", b"_stores_in_plain"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stores_in_plain) -> _WhichOneofReturnType__stores_in_plain | None: ...
 
 Global___FetchBlocksRequest: _TypeAlias = FetchBlocksRequest  # noqa: Y015
 
