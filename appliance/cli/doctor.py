@@ -54,7 +54,8 @@ def ask_daemon(target: str, was_named: bool) -> RunningDaemon:
             status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
             audit = stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60)
         except grpc.RpcError as error:
-            return RunningDaemon(target, was_named, error=failure(error, target).message)
+            is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return RunningDaemon(target, was_named, False, is_silent, failure(error, target).message)
     backends = {name_of_tier(tier.tier, status.ladder): tier.backend for tier in status.tiers}
     return RunningDaemon(
         target,
@@ -62,8 +63,11 @@ def ask_daemon(target: str, was_named: bool) -> RunningDaemon:
         reachable=True,
         version=status.version,
         draining=status.draining,
+        policy_problem=status.policy.last_error,
+        source_problem=status.source.problem,
         problems=tuple(audit.problems),
         backends=backends,
+        offline=tuple(name_of_tier(tier.tier, status.ladder) for tier in status.tiers if tier.is_offline),
         memory_bytes=sum(tier.capacity_bytes for tier in status.tiers if "memfd" in tier.backend),
         bundles=tuple(
             BundleWorth(*(getattr(one, field) for field in BundleWorth._fields))

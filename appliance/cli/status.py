@@ -138,7 +138,7 @@ def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
     if answer.policy.generation:
         text.append(f", policy generation {answer.policy.generation}")
     if answer.policy.last_error:
-        text.append(f"\nthe last policy was refused: {answer.policy.last_error}", "bold red")
+        text.append(f"\nthe policy file is refused: {answer.policy.last_error}", "bold red")
     if answer.encryption.last_error:
         text.append(f"\nthe master key file is refused: {answer.encryption.last_error}", "bold red")
     counts = (
@@ -163,7 +163,7 @@ def _tiers(answer: admin_pb2.GetStatusResponse, bar_cells: int, with_backend: bo
         bar = Text.assemble(*[(part.mark * count, part.style) for part, count in cells(tier, bar_cells)])
         taken = tier.used_bytes + tier.reserved_bytes + tier.condemned_bytes
         table.add_row(
-            name_of_tier(tier.tier, answer.ladder),
+            Text(name_of_tier(tier.tier, answer.ladder)).append(" OFFLINE" * tier.is_offline, "bold red"),
             bar,
             f"{taken / (tier.capacity_bytes or 1):.0%}",
             f"{about_bytes(taken)} of {about_bytes(tier.capacity_bytes)}",

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from ..observability.daemon_view import DRAINING, READY, DaemonView
 from ..observability.observability import Observability
 from ..persisted.learned_file import LearnedFile
 from ..persisted.writes_file import WritesFile
+from ..preflight.certificates import gather_tls
 from ..security.callers import CallRates
 from ..security.client_registry import ClientRegistry
 from ..security.principals import Authenticator
@@ -227,26 +228,32 @@ class Daemon:
 
     def _watch_files(self) -> None:
         """Read the administrator's files again when they change."""
-        settings, rotation = self.settings, self.rotation
         tokens, certificates = self.access.tokens, self.listeners.certificates
 
-        def watch_one(paths: Iterable[Path | None], changed: Callable[[], Awaitable[object]]) -> None:
+        def watch_one(changed: Callable[[], Awaitable[object]], *paths: Path | None) -> None:
             if present := [path for path in paths if path is not None]:
                 self._watching.start(watch(present, changed))
 
-        async def use_master_keys() -> None:
-            assert rotation is not None
-            await rotation.use(await detached(rotation.read))
+        async def use_tokens() -> None:
+            assert tokens is not None
+            if await detached(tokens.read_again):
+                self.grpc.end_revoked()
+                self.observability.end_revoked()
 
-        watch_one([self.reload.origin.path], self.reload.file_changed)
-        if rotation is not None:
-            watch_one([settings.encryption.master_key], use_master_keys)
+        async def use_certificates() -> None:
+            assert certificates is not None
+            await detached(certificates.read_again)
+            if (read := await detached(lambda: gather_tls(certificates.files))) is not None:
+                self.observability.view.tls_ends |= read.ends
+
+        watch_one(self.reload.file_changed, self.reload.origin.path)
+        if self.rotation is not None:
+            watch_one(self.rotation.file_changed, self.settings.encryption.master_key)
         if tokens is not None:
-            watch_one([tokens.path], lambda: detached(tokens.read_again))
+            watch_one(use_tokens, tokens.path)
         if certificates is not None:
             files = certificates.files
-            paths = [files.certificate, files.key, files.client_ca]
-            watch_one(paths, lambda: detached(certificates.read_again))
+            watch_one(use_certificates, files.certificate, files.key, files.client_ca)
 
     def serve_pages(self, devices: list[DirectDevice]) -> None:
         """Let runtimes register pages on these devices. Local clients only."""
@@ -387,6 +394,7 @@ class Daemon:
         if self.local is not None:
             self.local.adopt(wiring.local_options(settings))
             os.chmod(self.local.path, settings.socket_mode)
+        self.grpc.end_revoked()
 
     def _report(self, state: str) -> None:
         """Set gRPC's health to what /readyz says."""

@@ -6,6 +6,8 @@ Everything that can go wrong does so before the event: the file, settings that n
 than what is pinned in it, policies that cannot be built, memory or disk that is not there. Then nothing has
 changed, the last good policy stays in force, and why is in the log, in the status and in the metrics. After
 the event nothing can fail; a tier that shrinks does so step by step (core/capacity/resizing.py).
+One thing of a refused file is applied: members and readers that it does not name any more are refused from
+then on, because no setting that needs a restart may hold back a revocation.
 
 A policy has a generation, counted from 1 at the start. A caller that applies one may name the generation it
 was made for, and is refused when another was applied meanwhile: two administrators do not undo each other
@@ -24,6 +26,7 @@ from ...v1.shm import extent_file_bytes
 from ..appliance import Appliance
 from ..compression.profiles import Profiles, read_profiles
 from ..config import (
+    Change,
     Loaded,
     Origin,
     Settings,
@@ -93,7 +96,8 @@ class Reload:
         try:
             return await self.apply()
         except ApplianceError as problem:
-            log.error("the policy stays as it is, generation %d: %s", self.status.generation, problem.message)
+            now = self.status.generation
+            log.error("the policy file is refused, generation %d runs: %s", now, problem.message)
             return None
 
     async def apply(
@@ -110,8 +114,10 @@ class Reload:
             except ApplianceError as problem:
                 if not is_dry_run:
                     self.status.num_refused += 1
-                    self.status.last_error = problem.message
-                    self.status.refused_at = self._appliance.clock()
+                    if text is None and problem.reason != "GENERATION_CONFLICT" and self.origin.path:
+                        if not self.status.last_error:
+                            self.status.refused_at = self._appliance.clock()
+                        self.status.last_error = problem.message
                 raise
 
     async def close(self) -> None:
@@ -154,6 +160,20 @@ class Reload:
             loaded = await self._read(lambda: self.origin.load(text, name))
         except SettingsError as problem:
             raise error("BAD_POLICY", str(problem)) from problem
+        try:
+            found = await self._bring(loaded, is_dry_run)
+        except ApplianceError as problem:
+            if text is not None or is_dry_run or not self._revoke(loaded.settings):
+                raise
+            said = "but members and readers that it does not name are refused from now on"
+            raise error(problem.reason, f"{problem.message}; {said}") from problem
+        if text is None and not is_dry_run:
+            status.last_error = ""
+        return AppliedPolicy(status.generation, found)
+
+    async def _bring(self, loaded: Loaded, is_dry_run: bool) -> list[Change]:
+        """Bring a policy into force; return what changes. Raises ApplianceError."""
+        status = self.status
         found = changes(self.loaded.settings, loaded.settings)
         if stuck := needing_restart(found):
             words = (f"{c.key} ({c.was} -> {c.becomes})" for c in stuck)
@@ -171,27 +191,52 @@ class Reload:
         change = self._event(wanted)
         self._check(change, wanted)
         if is_dry_run:
-            return AppliedPolicy(status.generation, found)
+            return found
         if self._log_tier in change.num_units:
             await self._resize_store(change, wanted)
         if found:
             self.profiles = profiles
             self._appliance.step(change)
-            for part in self.parts:
-                part(loaded.settings)
-            status.generation += 1
+            self._adopt(wanted, found)
             if change.num_units:
                 self._prefaulting.start(asyncio.to_thread(self._prefault))  # it may be used meanwhile
         self.loaded = loaded
         status.num_applied += 1
         status.applied_at = self._appliance.clock()
-        status.last_error = ""
         if loaded.gathered.empty_file:
             log.warning("%s", note_of_empty(loaded.gathered.empty_file))
+        return found
+
+    def _adopt(self, settings: Settings, found: list[Change]) -> None:
+        """Tell the parts of the next generation."""
+        for part in self.parts:
+            part(settings)
+        self.status.generation += 1
         for one in found[:MAX_LOGGED_CHANGES]:
             said = one.key, brief(one.was), brief(one.becomes)
-            log.info("policy generation %d: %s: %s -> %s", status.generation, *said)
-        return AppliedPolicy(status.generation, found)
+            log.info("policy generation %d: %s: %s -> %s", self.status.generation, *said)
+
+    def _revoke(self, wanted: Settings) -> bool:
+        """Refuse the members and readers that a file which is refused does not name; return whether there are
+        any. Without tenants it would let all callers in, which waits for the rest of it."""
+        now, named = self.loaded.settings, wanted.tenants
+        tenants, observe = now.tenants, now.observe
+        if named:
+            kept = {
+                name: [one for one in tenant.members if name in named and one in named[name].members]
+                for name, tenant in tenants.items()
+            }
+            tenants = {
+                name: tenant.model_copy(update={"members": kept[name]}) for name, tenant in tenants.items()
+            }
+        if isinstance(observe.readers, list) and isinstance(wanted.observe.readers, list):
+            readers = [one for one in observe.readers if one in wanted.observe.reader_tokens]
+            observe = observe.model_copy(update={"readers": readers})
+        settings = now.model_copy(update={"tenants": tenants, "observe": observe})
+        if found := changes(now, settings):
+            self._adopt(settings, found)
+            self.loaded = self.loaded._replace(settings=settings)
+        return bool(found)
 
     def _names_new_code(self, text: str | None, name: str) -> bool:
         """Whether a policy allows other modules than those of the start.

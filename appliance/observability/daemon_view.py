@@ -37,7 +37,7 @@ EXPORT_OUTCOMES = {
     "failed": "exports_failed",
     **{
         word: f"exports_{word}"
-        for word in ("over_budget", "not_in_memory", "not_worth", "too_large", "dropped")
+        for word in ("over_budget", "not_in_memory", "not_worth", "too_large", "dropped", "no_key")
     },
 }
 READY, STALLED, DRAINING, FAILED = "serving", "stalled", "draining", "failed"
@@ -79,6 +79,7 @@ class DaemonView:
         self.scrubs: Mapping[Tier, TierScrubs] = {}
         self.source: ObjectEdge | None = None
         self.fleet: Fleet | None = None
+        self.tls_ends: dict[str, float] = {}  # seconds since 1970, by key of access.tls
         self._told = READY
         self._choice = choice
         self._timer: asyncio.TimerHandle | None = None

@@ -15,6 +15,7 @@ LABELS = {
     "code": "status codes of gRPC",
     "codec": "names of `tiers/codecs/registry.py`",
     "direction": "`encode`, `decode`; of an object store and of other hosts `sent`, `received`",
+    "file": "`certificate`, `client_ca`: keys of `access.tls`",
     "form": "`raw`, `stored`",
     "master_key": "ids of the lines in the file of `encryption.master_key`, 16 at most",
     "method": "rpcs of `proto/kvtier/v1`",
@@ -59,6 +60,13 @@ SERVICE = (
            "Policies `applied` or `refused` since the start.",
            "A refused one: the last good one stays in force, and the log says which line to mend.",
            sources.reloads),
+    Metric("kvtier_policy_refused", "gauge", (), "1 while the policy file is refused as it was read last.",
+           "What runs is not what the file says. The log, `kvtier status` and `kvtier doctor` say why.",
+           sources.policy_refused),
+    Metric("kvtier_tls_end_timestamp_seconds", "gauge", ("file",),
+           "Until when certificate and authority of `access.tls` are valid, in seconds since 1970. Of "
+           "several authorities it is the one that lasts longest.",
+           "Runtimes and hosts are refused afterwards.", sources.tls_ends),
     Metric("kvtier_loop_late_seconds", "histogram", (),
            "How late the event loop came to a timer that was due, once a second.",
            "A daemon that is busy with something else: every call waits that long.", sources.loop_late),
@@ -234,7 +242,7 @@ SOURCE = (
     Metric("kvtier_source_exports_total", "counter", ("outcome",),
            "Bundles to store: `stored`, `shared_already` (the store has it), `failed`, or why not: "
            "`over_budget`, `not_in_memory`, `not_worth` (by `object.price`, or it is computed sooner), "
-           "`too_large`, `dropped` (too many waited).",
+           "`too_large`, `dropped` (too many waited), `no_key` (this host cannot use the tenant's key).",
            "What is stored for others, and what keeps the rest.", sources.source_words("exports")),
     Metric("kvtier_source_day_dollars", "gauge", ("reason",),
            "The last 24 hours in dollars, since the start at most, by the prices of `object.price`.",

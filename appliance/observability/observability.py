@@ -36,7 +36,7 @@ class Observability:
     ) -> None:
         self.view = view
         self.readers = HttpAccess(settings, access)
-        self._is_for_anyone = self.readers.is_anyone
+        self._readers = self.readers.is_anyone, settings.reader_tokens
         self.snapshots = Snapshots(view)
         self.why = Explainer(view.planner, view.telemetry)
         self.http: HttpServer | None = None
@@ -119,8 +119,14 @@ class Observability:
         self.view.appliance.observers.append(self.kv_events.stepped)
 
     def adopt(self, settings: Observe) -> None:
-        """Apply the readers and tenants of a new policy; a stream of the page may go on for days."""
+        """Apply the readers and tenants of a new policy."""
+        before = self._readers
         self.readers.adopt(settings)
-        was_for_anyone, self._is_for_anyone = self._is_for_anyone, self.readers.is_anyone
-        if self.http is not None and was_for_anyone and not self._is_for_anyone:
+        self._readers = self.readers.is_anyone, settings.reader_tokens
+        if self._readers != before:
+            self.end_revoked()
+
+    def end_revoked(self) -> None:
+        """Let readers connect again, which checks their tokens: a stream of the page may go on for days."""
+        if self.http is not None and not self.readers.is_anyone:
             self.http.close_connections()

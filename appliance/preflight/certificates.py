@@ -15,6 +15,8 @@ from ...v1.files import read_regular_file
 from ..config import Tls
 from ..security.tls import MAX_FILE_BYTES
 
+NO_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for
+
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
@@ -28,6 +30,12 @@ class TlsFiles:
     authorities_not_after: float | None = None  # of the one that lasts longest
     has_client_ca: bool = True
     read_at: float = 0.0
+
+    @property
+    def ends(self) -> dict[str, float]:
+        """Until when certificate and authority are valid, by key of access.tls; those that can be read."""
+        ends = {"certificate": self.not_after, "client_ca": self.authorities_not_after}
+        return {key: not_after for key, not_after in ends.items() if not_after is not None}
 
 
 def gather_tls(tls: Tls | None) -> TlsFiles | None:
@@ -71,14 +79,14 @@ def _unusable(path: Path) -> str:
     return "" if b"-----BEGIN" in text else f"{path} holds nothing in PEM format"
 
 
-def _shake_hands(certificate: Path, key: Path) -> tuple[str, float | None]:
+def _shake_hands(certificate: Path, key: Path, flags: int = 0) -> tuple[str, float | None]:
     """Return (why a client refuses the certificate, until when it is valid). Raises SSLError for files that
-    are not what they are said to be."""
+    are not what they are said to be. `flags`: of OpenSSL's verification, beside those of a client."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate, key, password=lambda: b"")  # else it would ask the terminal
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | flags
     client.load_verify_locations(certificate)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     asks, answers = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
@@ -88,7 +96,7 @@ def _shake_hands(certificate: Path, key: Path) -> tuple[str, float | None]:
         except ssl.SSLWantReadError:
             continue
         except ssl.SSLCertVerificationError as refusal:
-            return refusal.verify_message, None
+            return refusal.verify_message, None if flags else _shake_hands(certificate, key, NO_TIME)[1]
     peer = asks.getpeercert() or {}
     return "", ssl.cert_time_to_seconds(str(peer["notAfter"]))
 

@@ -32,7 +32,8 @@ def check_tls(facts: Facts, settings: Settings) -> Iterator[Check]:
             "renew it; a new file needs no restart",
             "access.tls.certificate",
         )
-    yield from _soon("access.tls.certificate", files.not_after, files)
+    else:
+        yield from _soon("access.tls.certificate", files.not_after, files)
     if files.is_key_public:
         fix = f"chmod o= {settings.access.tls.key}" if settings.access.tls else ""
         yield warn("tls", "every user of this machine can read the key", fix, "access.tls.key")
@@ -41,7 +42,7 @@ def check_tls(facts: Facts, settings: Settings) -> Iterator[Check]:
             what = "holds no certificate of an authority, so no client's is accepted"
             yield warn("tls", what, "name the authority that signs the clients", "access.tls.client_ca")
         yield from _soon("access.tls.client_ca", files.authorities_not_after, files)
-    if files.not_after is not None and not files.unusable:
+    if files.not_after is not None and not files.unusable and not files.invalid:
         left = format_duration(round((files.not_after - files.read_at) / 3600) * 3600.0)
         yield ok("tls", f"certificate, key and authorities fit; valid for {left}")
 

@@ -23,7 +23,7 @@ WRITE_FIXES = {
 def check_listen(listen: Listen, daemon: RunningDaemon) -> Check:
     """Return whether a Unix socket can be made."""
     name = f"listen {listen.address}"
-    if listen.kind == "live" and daemon.reachable:
+    if listen.kind == "live" and daemon.is_there:
         return ok(name, "the running daemon's")
     if listen.kind == "other":
         return fail(name, "something that is no socket is in the way", f"remove {listen.path}", "listen")
@@ -49,7 +49,7 @@ def check_listen(listen: Listen, daemon: RunningDaemon) -> Check:
 def check_http(facts: Facts, settings: Settings) -> Iterator[Check]:
     """Check that the port of metrics and page is free."""
     address = settings.observe.http_address
-    if address is None or facts.daemon.reachable:
+    if address is None or facts.daemon.is_there:
         return
     name, where = "http", f"{address.host}:{address.port}"
     if facts.is_http_free:
@@ -109,8 +109,10 @@ def check_directory(directory: Directory | None, settings: Settings, running: bo
 def check_daemon(daemon: RunningDaemon, versions: Versions) -> Iterator[Check]:
     """Check that a running daemon is of this version, passes its audits, and is as fast as it should be."""
     if not daemon.reachable:
-        verdict = fail if daemon.was_named else warn
+        verdict = fail if daemon.was_named or daemon.is_silent else warn
         detail, _, fix = daemon.error.partition(" Fix: ")  # a denied socket is no reason to start another one
+        if daemon.is_silent:
+            fix = "is its process stopped (`ps -o stat`)? If not, end it: its supervisor starts another"
         yield verdict("daemon", detail, fix or "start it with `kvtier serve`, or name it with --target")
         return
     yield ok("daemon", f"answers at {daemon.target}")
@@ -121,13 +123,23 @@ def check_daemon(daemon: RunningDaemon, versions: Versions) -> Iterator[Check]:
         yield ok("daemon version", daemon.version)
     if daemon.draining:
         yield warn("daemon state", "is draining: it takes nothing new", "wait for its successor")
+    if daemon.policy_problem:
+        what = f"runs with an earlier policy, the file is refused: {daemon.policy_problem}"
+        fix = "mend it, or `kvtier restart` where it needs one; `kvtier policy apply --dry-run` tries it"
+        yield warn("daemon policy", what, fix)
+    for tier in daemon.offline:
+        what = f"tier {tier} stopped working, and the daemon goes on without it"
+        yield fail(f"daemon {tier}", what, f"its log has why, behind `tier {tier} is lost`; mend the device")
+    if daemon.source_problem:
+        fix = "correct what it says; it is used again without a restart"
+        yield warn("daemon object store", f"is not asked, or takes nothing: {daemon.source_problem}", fix)
     if daemon.problems:
         more = f"; {len(daemon.problems) - 3} more" if daemon.problems[3:] else ""
         what = "; ".join(daemon.problems[:3]) + more
         yield fail("daemon integrity", what, "restart the daemon and file a bug with this text")
     else:
         yield ok("daemon integrity", "every audit is clean")
-    backend = daemon.backends.get("nvme")
+    backend = daemon.backends.get("nvme") if "nvme" not in daemon.offline else None
     if backend is not None and "direct" in backend.lower():
         yield ok("daemon nvme", backend)
     elif backend is not None:

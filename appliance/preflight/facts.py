@@ -162,13 +162,22 @@ class RunningDaemon:
     target: str
     was_named: bool = False  # by the user, so that its absence is a failure
     reachable: bool = False
+    is_silent: bool = False  # it listens, and does not answer in time
     error: str = ""
     version: str = ""
     draining: bool = False
+    policy_problem: str = ""  # why its policy file is not what it runs with
     problems: tuple[str, ...] = ()
     backends: dict[str, str] = field(default_factory=dict)  # by tier
+    offline: tuple[str, ...] = ()  # tiers that stopped working
+    source_problem: str = ""  # why it does not ask its object store, or stores nothing there
     memory_bytes: int = 0  # of the host, that its tiers have
     bundles: tuple[BundleWorth, ...] = ()  # of an object store, by namespace
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether sockets, ports and files that are in use may be its own."""
+        return self.reachable or self.is_silent
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ CHECKS = (
     ),
     CheckRow(Scope.HOST, check_http),
     CheckRow(Scope.HOST, check_fleet_keys),
-    CheckRow(Scope.HOST, lambda facts, s: check_directory(facts.directory, s, facts.daemon.reachable)),
+    CheckRow(Scope.HOST, lambda facts, s: check_directory(facts.directory, s, facts.daemon.is_there)),
     CheckRow(Scope.DOCTOR, lambda facts, _: check_daemon(facts.daemon, facts.versions)),
     CheckRow(Scope.DOCTOR, lambda facts, _: check_store(facts.object_store)),
     CheckRow(Scope.DOCTOR, lambda facts, _: judge_worth(facts.daemon.bundles)),

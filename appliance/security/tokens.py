@@ -82,9 +82,12 @@ class TokenFile:
                 found = name
         return found
 
-    def read_again(self) -> None:
-        """Use what the file holds now; one that cannot be read changes nothing. Blocks, never raises."""
+    def read_again(self) -> bool:
+        """Use what the file holds now; return whether it differs. One that cannot be read changes nothing.
+        Blocks, never raises."""
+        before = self._hashes
         try:
             self._hashes = read_tokens(self.path)
         except (OSError, ValueError) as error:
             log.error("access.tokens: %s: %s; the tokens read before still hold", self.path, error)
+        return self._hashes != before

@@ -13,6 +13,7 @@ import inspect
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import monotonic_ns
 from typing import Any, Final, TypeAlias
 
@@ -206,6 +207,9 @@ class GrpcServer:
         self._calls = Shares(MAX_CALLS)
         self._open_streams = Shares(MAX_OPEN_STREAMS)
         self._awaited = Shares(MAX_AWAITED)
+        #: By task: what says why a stream of answers may not go on, if it may not; and those that end for it.
+        self._streams: dict[asyncio.Task[Any], Callable[[], ApplianceError | None]] = {}
+        self._revoked: dict[asyncio.Task[Any], ApplianceError] = {}
         for descriptor in SERVICES:
             self._serve(descriptor, handlers[descriptor.name])
         self._is_leaving = False
@@ -247,6 +251,13 @@ class GrpcServer:
             status = answers.SERVING if is_ready else answers.NOT_SERVING
             await self._health.set(SERVICES[0].full_name, status)
 
+    def end_revoked(self) -> None:
+        """End the streams of callers that are others now, or have no right to them any more."""
+        for task, refusal in self._streams.items():
+            if (failure := refusal()) is not None:
+                self._revoked[task] = failure
+                task.cancel()
+
     async def stop(self, grace_s: float) -> None:
         """Wait `grace_s` seconds for calls in progress, then cancel them."""
         await self._probe.stop()
@@ -275,15 +286,12 @@ class GrpcServer:
         for method in descriptor.methods:
             takes, gives = _codecs(method)
             handler = getattr(servicer, method.name)
-            if not method.server_streaming:
-                charged = self._charged(handler)
-                methods[method.name] = grpc.unary_unary_rpc_method_handler(charged, takes, gives)
-            elif method.client_streaming:
-                bounded = self._bounded(handler)
-                methods[method.name] = grpc.stream_stream_rpc_method_handler(bounded, takes, gives)
-            else:
-                bounded = self._bounded(handler)
-                methods[method.name] = grpc.unary_stream_rpc_method_handler(bounded, takes, gives)
+            serve, wrap = grpc.unary_stream_rpc_method_handler, self._bounded
+            if method.client_streaming:
+                serve = grpc.stream_stream_rpc_method_handler
+            elif not method.server_streaming:
+                serve, wrap = grpc.unary_unary_rpc_method_handler, self._charged
+            methods[method.name] = serve(wrap(handler), takes, gives)
         generic = grpc.method_handlers_generic_handler(descriptor.full_name, methods)
         self._server.add_generic_rpc_handlers((generic,))
 
@@ -338,15 +346,27 @@ class GrpcServer:
             await _abort(context, failure)
 
         async def stream(requests: Any, context: Context) -> AsyncIterator[Any]:
+            task = asyncio.current_task()
+            assert task is not None
             try:
                 with self._admitted(context, right, kind) as caller:
+                    refusal = partial(self._listeners.revocation, context, right, caller.principal)
+                    self._streams[task] = refusal
                     answers = handler(caller, takes(await _message(context)))
                     async with contextlib.aclosing(answers):
                         async for answer in answers:
                             yield answer
                 return
+            except asyncio.CancelledError:
+                if task not in self._revoked:
+                    raise
+                task.uncancel()
+                failure = self._revoked[task]
             except Exception as problem:
                 failure = _known(problem, method)
+            finally:
+                self._streams.pop(task, None)
+                self._revoked.pop(task, None)
             await _abort(context, failure)
 
         if method.server_streaming:

@@ -17,8 +17,9 @@ import grpc
 
 from ...v1.addresses import socket_path
 from ..config import Tls
-from ..errors import StartError, error
+from ..errors import AccessError, ApplianceError, StartError, error
 from ..security.principals import Authenticator, Principal
+from ..security.rights import Right
 from ..security.tls import Certificates, names_of
 from .peer_credential_proxy import PeerCredentialProxy
 
@@ -108,6 +109,18 @@ class Listeners:
                 "this port takes bearer tokens, and none came; name a file with one in KVTIER_TOKEN_FILE",
             )
         return principal
+
+    def revocation(
+        self, context: "grpc.aio.ServicerContext[Any, Any]", right: Right, before: Principal
+    ) -> ApplianceError | None:
+        """Return why a caller may not go on with a call that it began as `before`; None while it may."""
+        try:
+            right.require(principal := self.principal_of(context))
+        except AccessError as problem:
+            return problem
+        if principal == before:
+            return None
+        return error("NO_TENANT", f"{principal.name} is of another tenant now; call again")
 
     def charge(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         """Count a call that no admission bounds. Over TCP none is."""

@@ -28,7 +28,7 @@ class ReloadStatus:
     applied_at: float = 0.0
     num_applied: int = 0
     num_refused: int = 0
-    last_error: str = ""  # empty again after the next policy that is applied
+    last_error: str = ""  # why the file is refused as it was read last; empty: it is not
     refused_at: float = 0.0
 
 

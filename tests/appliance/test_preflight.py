@@ -4,6 +4,7 @@ import datetime
 import json
 import re
 import resource
+import time
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from kvtier.appliance.config import Origin, Settings
 from kvtier.appliance.errors import ApplianceError, StartError
 from kvtier.appliance.preflight import probes, table
+from kvtier.appliance.preflight.certificates import gather_tls
 from kvtier.appliance.preflight.facts import Facts
 from kvtier.appliance.preflight.table import Scope
 from kvtier.appliance.preflight.verdicts import Check, CheckVerdict
@@ -125,6 +127,9 @@ def test_a_certificate_that_ends_is_told_in_time(
     assert all(check.verdict is CheckVerdict.WARN for check in checks)
     details = [check.detail for check in checks if check.setting == "access.tls.certificate"]
     assert [words in detail for detail in details] == ([True] if words else [])
+    read = gather_tls(Settings.model_validate({"access": {"tls": tls}}).access.tls)
+    days = {key: (end - time.time()) / 86400 for key, end in read.ends.items()} if read is not None else {}
+    assert days == pytest.approx({"certificate": shift_days + length_days, "client_ca": length_days}, abs=0.1)
 
 
 # ---------------------------------------------------------------------------------- tokens, quotas

@@ -75,9 +75,11 @@ class ScriptedAdmin(AdminServiceServicer):
         )
         self.refusal: types_pb2.ErrorDetail | None = None
         self.requests: list[Any] = []
+        self.delay_s = 0.0
 
     async def _answer(self, request: Any, context: Any, answer: Any) -> Any:
         self.requests.append(request)
+        await asyncio.sleep(self.delay_s)
         if self.refusal is not None:
             detail = (("kvtier-error-bin", self.refusal.SerializeToString()),)
             context.set_trailing_metadata(detail)

@@ -182,6 +182,7 @@ def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target:
         "condemned_bytes": 1,
         "pinned_bytes": GIB,
         "num_fragments": 4096,
+        "is_offline": False,
     }
     assert answer["edges"][0]["bandwidth_bytes_per_s"] == 2.5e9
     assert answer["counters"] == {"evicted_dram": 12, "stored_dram": 4096}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtier import __version__
+from kvtier.appliance.cli import doctor
 from kvtier.appliance.config import Access, Settings, Tls
 from kvtier.appliance.preflight import checks_gpu, checks_host, checks_places, facts, probes, table
 from kvtier.appliance.preflight.checks_files import judge_master_keys
@@ -374,6 +375,10 @@ def test_verdicts_on_the_daemon() -> None:
 
     assert worst(NOBODY) == ("daemon", WARN)
     assert worst(replace(NOBODY, was_named=True)) == ("daemon", FAIL)
+    assert worst(replace(NOBODY, is_silent=True)) == ("daemon", FAIL)
+    assert worst(replace(DAEMON, policy_problem="these need a restart: listen")) == ("daemon policy", WARN)
+    assert worst(replace(DAEMON, offline=("nvme",))) == ("daemon nvme", FAIL)
+    assert worst(replace(DAEMON, source_problem="no answer")) == ("daemon object store", WARN)
     assert worst(replace(DAEMON, version="9.9.9")) == ("daemon version", WARN)
     assert worst(replace(DAEMON, draining=True)) == ("daemon state", WARN)
     assert worst(replace(DAEMON, problems=("slot 1 is free and taken",))) == ("daemon integrity", FAIL)
@@ -395,6 +400,20 @@ def test_the_command_on_this_host_with_and_without_a_daemon(
         assert verdicts[name] == "ok"
     assert result.exit_code == (1 if report["num_fail"] else 0)
     assert sorted(os.listdir(tmp_path)) == before  # it left nothing behind
+
+    scripted.status.tiers[1].is_offline = True
+    assert "tier nvme stopped working" in run(*arguments, target=target).stdout
+    assert "nvme OFFLINE" in run("status", target=target).stdout
+    scripted.status.tiers[1].is_offline = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "TIMEOUT_S", 0.2)
+        scripted.delay_s = 1.0
+        checks = json.loads(run(*arguments, target=target).stdout)["checks"]
+    scripted.delay_s = 0.0
+    assert [check["name"] for check in checks if check["verdict"] == "fail"] == ["daemon"], (
+        "what it has is its own"
+    )
 
     scripted.problems = ["slot 1 is free and taken"]
     sick = run(*arguments, target=target)

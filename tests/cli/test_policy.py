@@ -111,7 +111,13 @@ def test_apply_and_show_what_is_running(
     result = run("policy", "apply", str(other), target=target)
     assert result.exit_code == 2
     assert f"BAD_POLICY: {other}:" in result.stderr
-    assert "the last policy was refused" in " ".join(run("status", target=target).stdout.split())
-    assert "the last policy was refused" in run("policy", "show", "--running", target=target).stdout
+    assert "refused" not in run("policy", "show", "--running", target=target).stdout, "the file is what runs"
+    policy.write_text(policy.read_text() + "reflection: false\n")
+    result = run("policy", "apply", "--dry-run", target=target)
+    assert (result.exit_code, "need a restart: reflection" in result.stderr) == (1, True)
+    assert run("policy", "apply", target=target).exit_code == 1
+    assert "the policy file is refused" in " ".join(run("status", target=target).stdout.split())
+    assert "the policy file is refused" in run("policy", "show", "--running", target=target).stdout
+    assert "runs with an earlier policy, the file is refused" in run("doctor", target=target).stdout
     result = run("policy", "apply", str(policy), "--generation", "1", target=target)
     assert (result.exit_code, "GENERATION_CONFLICT" in result.stderr) == (1, True)

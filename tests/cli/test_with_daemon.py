@@ -64,6 +64,10 @@ def test_bench_status_inspect_and_doctor(daemon: str) -> None:
     assert (answer["num_namespaces"], answer["num_sessions"]) == (2, 0)
     assert [tier["tier"] for tier in answer["tiers"]] == ["hbm", "dram", "nvme"]
     assert run("evict", "dram", "1MiB", target=daemon).exit_code == 0
+    listed = json.loads(run("inspect", "namespace", "all", "--json", target=daemon).stdout)
+    assert [one["namespace_id"] for one in listed] == [1, 2]
+    assert "block_tokens" in run("inspect", "namespace", "1", target=daemon).stdout
+    assert run("inspect", "namespace", "3", target=daemon).exit_code == 1
     missing = run("inspect", "session", "nobody", target=daemon)
     assert (missing.exit_code, missing.stdout) == (1, "")
     report = json.loads(run("doctor", "--json", target=daemon).stdout)

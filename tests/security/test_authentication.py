@@ -17,6 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvtier.appliance.observability import metrics_sources
 from kvtier.appliance.security.tokens import hash_of, make_token
 from kvtier.v1 import admin_pb2
 from kvtier.v1 import kvcache_pb2 as pb
@@ -264,6 +265,8 @@ def test_certificates_are_read_again_without_a_restart(
         write_server_files(tmp_path, successor)
         until(lambda: seen(successor, successor) == "answered", "the files are watched")
         assert seen(authority, authority) == "UNAVAILABLE", "the daemon shows the new certificate"
+        view = secured.daemon.observability.view
+        until(lambda: len(dict(metrics_sources.tls_ends(view))) == 2)
         assert seen(successor, authority) == "UNAVAILABLE", "and trusts the new authority only"
         assert code_of(lambda: get_status(standing)) == "answered", "what is connected stays so"
     (tmp_path / "certificate.pem").write_bytes(b"-----BEGIN nonsense")

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 
 from kvtier.appliance.event_log import MAX_DOMAIN_EVENTS, EventLog, whole_domain
 from kvtier.appliance.server import grpc_server
@@ -172,3 +173,29 @@ def test_streams_of_one_tenant_leave_others_theirs(
         streams.append(bolt.watch()[0])
         for stream in streams:
             stream.cancel()
+
+
+@pytest.mark.parametrize("how", ["token", "member", "another tenant"])
+def test_a_stream_ends_when_its_caller_is_revoked(world: World, tmp_path: Path, how: str) -> None:
+    """It went on without end: with the token out of the file, with the tenant out of the policy."""
+    acme, bolt = Tenant(world, ACME), Tenant(world, BOLT)
+    (stream, _), (other, _) = acme.watch(), bolt.watch()
+    reload = world.served.daemon.reload
+    if how == "token":
+        file = tmp_path / "tokens"
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if not line.startswith("acme ")))
+    else:
+        policy = world.served.daemon.settings.canonical()
+        members = policy["tenants"]["acme"]["members"]
+        members.remove("token:acme")
+        if how == "another tenant":
+            policy["tenants"]["third"] = {"members": ["token:acme"]}
+        world.served.wait(reload.apply(yaml.safe_dump(policy, sort_keys=False)))
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    code = grpc.StatusCode.UNAUTHENTICATED if how == "token" else grpc.StatusCode.PERMISSION_DENIED
+    assert caught.value.code() == code, caught.value.details()
+    bolt.put(chain(1, "a"))
+    assert next(other).prefix_hashes == chain(1, "a")[0], "others go on"
+    other.cancel()

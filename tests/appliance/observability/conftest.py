@@ -95,6 +95,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         further: Any = None,
         objects: Any = None,
         dram: str = "2MiB",
+        more: Any = None,
         **observe: object,
     ) -> Shown:
         if again:
@@ -115,6 +116,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 "compression": {"codec": "zstd"},
                 "object": objects or {},
                 "observe": {"http": "127.0.0.1:0", **observe},
+                **(more or {}),
             }
         )
         served = DaemonThread(settings)

@@ -60,6 +60,8 @@ def nodes(expr: object) -> Iterator[object]:
 
 def metric_of(name: str) -> tuple[Metric, set[str]]:
     """Return the metric behind a series, and the labels it has."""
+    if name == "up":  # Prometheus's own
+        return BY_NAME["kvtier_ready"], OF_TARGET
     if name in BY_NAME and BY_NAME[name].kind != "histogram":
         return BY_NAME[name], {*BY_NAME[name].labels, *OF_TARGET}
     for suffix, more in PARTS.items():
@@ -115,7 +117,8 @@ def test_the_check_finds_what_it_is_for(query: str, what: str) -> None:
 
 
 def test_values_that_are_asked_for_exist(start: Start, tmp_path: Path) -> None:
-    shown = start(objects={"url": f"file://{tmp_path}"})
+    more = {"listen": ["127.0.0.1:0"], "access": {"insecure": True}, "peers": {"hosts": ["127.0.0.1:9"]}}
+    shown = start(objects={"url": f"file://{tmp_path}"}, more=more)
     use(shown)
     exported: dict[tuple[str, str], set[str]] = {("kvtier_refusals_total", "reason"): set(REASONS)}
     for family in text_string_to_metric_families(shown.get("/metrics")):
