@@ -395,7 +395,7 @@ def test_every_row_of_the_table_was_provoked_above() -> None:
         "NOT_A_HOST",
         "QUOTA_EXCEEDED",
     }  # in tests/security
-    provoked |= {"SOURCE_FAILED"}  # test_fleet_encryption.py
+    provoked |= {"SOURCE_FAILED", "DISK_FAILED"}  # test_fleet_encryption.py, test_erase.py
     provoked |= {"NOT_ENCRYPTED", "BAD_POLICY", "NEEDS_RESTART", "GENERATION_CONFLICT"}  # test_reload.py
     provoked |= {"BAD_PAGES", "NO_DEVICE", "UNKNOWN_PAGES"}  # in tests/e2e/test_direct.py
     assert provoked == set(errors.REASONS)
