@@ -1,2 +1,2 @@
-"""What the chart in helm/kvtier is generated from: see values.py and chart_files.py. Not part of the
-package."""
+"""What the chart in helm/kvtier is generated from: see values.py, chart_files.py and dashboard.py. Not
+part of the package."""

@@ -9,7 +9,8 @@ from ..connector.plugin_options import ChainOptions, check_choice, options_from
 
 @dataclass(frozen=True, slots=True)
 class TierOptions(ChainOptions):
-    """Settings of one tier. Raises InvalidRequest (a ValueError) naming the setting and what it may be."""
+    """Settings of one tier. Raises InvalidRequest (a ValueError) naming the setting and what it may be.
+    Limits of numbers are `from_settings`'."""
 
     name: str = "vllm-tier"
     offload: str = "chunk"  # "request": offer also blocks that were hits, so that a lost tier fills again
