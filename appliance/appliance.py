@@ -95,9 +95,6 @@ class Appliance:
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
         self._store, self._log_tier = backends.store, backends.ladder.log_tier
         self.store_tasks = StoreTasks(self._loop, self.counters, self._lose_store, self._regain_store)
-        self._is_checking_store = False
-        if self._store is not None:
-            self._store.on_failed_write(self._write_failed)
         self.num_ticks = 0  # deadlines of the planner that were kept
         self._num_namespaces_storing = 0
         self._pending: deque[Event] = deque()
@@ -295,23 +292,6 @@ class Appliance:
     def _sealed(self, well: bool) -> None:
         self.counters["segments_sealed" if well else "segments_suspect"] += 1
 
-    def _write_failed(self, segment: int) -> None:
-        """Called by a worker thread."""
-        self._loop.call_soon_threadsafe(self._check_store, segment)
-
-    def _check_store(self, segment: int) -> None:
-        """After a write that failed: is it this place, or can nothing be written? Then the tier is lost until
-        something can; one check at a time."""
-        if self._is_checking_store:
-            return
-        self._is_checking_store = True
-
-        def checked(_: None) -> None:
-            self._is_checking_store = False
-
-        assert self._store is not None
-        self.store_tasks.run_for_segment("write", self._store.check_writable, segment, checked)
-
     def _free(self, instruction: FreeSegment) -> None:
         assert self._store is not None
         segment, freed = instruction.segment, SegmentFreed(instruction.segment)
@@ -359,7 +339,7 @@ class Appliance:
         """Take the cold store back: the last of the calls that failed has succeeded."""
         log.info("tier %s is back", self._log_tier.label)
         self.mover.admit(self._log_tier)
-        self.step(TierLost(self._log_tier, False, "it can be written again"))
+        self.step(TierLost(self._log_tier, False, "its metadata can be written again"))
 
     def lose_tier(self, tier: Tier, reason: str) -> None:
         """Copy nothing into a tier from now on; what it held is a miss."""

@@ -3,7 +3,7 @@
 What is done to namespaces and files is done by one thread, in the order it was asked for, and so is what is
 done to one segment. Several are sealed and freed at a time, because each waits for flushes, and the device
 does many in the time of one: one after the other they held a flood of writes at half its speed. A store that
-cannot be written is offline until it can: the call that failed is repeated, ever more rarely.
+cannot write its metadata is offline until it can: the call that failed is repeated, ever more rarely.
 Whatever waited for it meanwhile fails by itself, which is how the planner learns of each copy. A defect is
 not repeated.
 """

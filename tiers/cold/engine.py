@@ -219,15 +219,6 @@ class ColdStore:
             entries = np.frombuffer(bytes(segment.entries), ENTRY)
             return self._sealer.seal(number, entries[np.argsort(entries["page"])])
 
-    def on_failed_write(self, call: Callable[[int], None]) -> None:
-        """Set what is called, in any thread, with the segment of each write that the device failed."""
-        self._state.on_failed_write = call
-
-    def check_writable(self, number: int) -> None:
-        """See SegmentSealer.check_writable. Raises CopyError. Not beside `seal` or `free` of that segment."""
-        with self._busy(must_be_open=True):
-            self._sealer.check_writable(number)
-
     def free(self, number: int) -> None:
         """Forget a segment. Idempotent.
         When this returns, no restart will find its records again, power loss or not. Raises CopyError when

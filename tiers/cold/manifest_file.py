@@ -111,12 +111,6 @@ class Manifest:
                 raise
             self._flushed = written
 
-    def replace_suspect(self) -> None:
-        """Begin a new file if the last write or flush of this one failed. Raises CopyError."""
-        with self._lock:
-            if self._suspect:
-                self._rotate()
-
     def close(self) -> None:
         """Close the file. Idempotent."""
         with self._lock, self._flushing:

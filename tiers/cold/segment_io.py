@@ -107,14 +107,14 @@ class SegmentTransfers:
         except CopyError as error:
             for i in run:
                 outcomes[i] = CopyOutcome(error.cause)
-            if error.cause in DISK_CAUSES:
+            if error.cause in DISK_CAUSES and not self._state.segments[number].is_failing:
                 log.warning("segment %d: %s", number, error)
-            if error.cause in (Cause.IO_ERROR, Cause.SHORT_TRANSFER):  # a full disk has room for records
-                self._state.on_failed_write(number)
+                self._state.segments[number].is_failing = True
             return
         with self._state.lock:
             segment.entries += b"".join(entries)
             segment.holds_copies |= as_stored
+            segment.is_failing = False
         for i, checksum in zip(run, checksums, strict=True):
             outcomes[i] = CopyOutcome(None, checksum)
 

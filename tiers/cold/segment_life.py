@@ -8,14 +8,13 @@ its records are believed one by one after a restart.
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...v1.shm import PAGE_BYTES
 from ..base import Cause, CopyError, EngineStatistics
-from .direct_io import DirectIo, Scratch, read_fully, write_fully
+from .direct_io import DirectIo, Scratch, write_fully
 from .footer import Entries, Footer, FooterError, check_entries, pack_footer, pack_tombstone
 from .manifest import Kind, segment_event
 from .manifest_file import Manifest
@@ -35,6 +34,7 @@ class SegmentLife:
     epoch: int = 0
     sealed: bool = False
     suspect: bool = False  # a flush failed: no footer, ever
+    is_failing: bool = False  # its last write failed, which was logged
     is_ending: bool = False  # the manifest is being told, or was: another life takes this one's place
     holds_copies: bool = False  # unflushed ones, out of other segments
     flushing: threading.Lock = field(default_factory=threading.Lock)  # a failed flush is told once
@@ -54,8 +54,6 @@ class StoreState:
     data_pages: int  # of a segment, before its footer
     durability: Durability
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: Called in the writing thread with the number of a segment that a write of the device failed for.
-    on_failed_write: Callable[[int], None] = lambda number: None
 
     def count_failure(self, cause: Cause) -> None:
         """Count a failed call. The caller holds the lock."""
@@ -118,20 +116,6 @@ class SegmentSealer:
             except OSError as error:
                 segment.suspect = True
                 raise CopyError(Cause.IO_ERROR, f"flush: {error.strerror}") from error
-
-    def check_writable(self, number: int) -> None:
-        """Write to a segment's file and, after a failure, to the manifest, and change neither.
-
-        The page is the first one behind the segment's data. Raises CopyError where anything fails. A segment
-        that is free is left alone: its file may be given back meanwhile.
-        """
-        state, segment = self._state, self._state.segments[number]
-        if segment.epoch:
-            self._scratch.reset(PAGE_BYTES)
-            page, offset = self._scratch.take(PAGE_BYTES), state.data_pages * PAGE_BYTES
-            read_fully(state.io, segment.fd, [page], offset)
-            write_fully(state.io, segment.fd, [page], offset, durable=True)
-        state.manifest.replace_suspect()
 
     def write_tombstone(self, number: int, epoch: int, fd: int) -> None:
         """Overwrite the footer of a freed segment. Never raises: the manifest knows already."""
