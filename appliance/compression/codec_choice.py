@@ -126,6 +126,7 @@ class CodecSelection:
         self._edges = edges
         self._num_threads = num_threads
         self._speeds: dict[tuple[str, str], float] = {}
+        self._tried: set[tuple[str, str]] = set()  # in this process: what records tell loads no encoder
         self._expected: frozenset[str] = frozenset()
         self._chosen = CodecChoice(settings, num_threads=num_threads, profiled=codecs.profiled)
         self._appliance.step(CompressionChosen(self._chosen))
@@ -193,8 +194,9 @@ class CodecSelection:
         names = [one for one in CANDIDATES if "auto" in named or one in named]
         if not names:
             return
-        new = {(dtype, name) for dtype in dtypes for name in names} - set(self._speeds)
+        new = {(dtype, name) for dtype in dtypes for name in names} - self._tried
         await compile_apart([(name, dtype) for dtype, name in sorted(new)])
+        self._tried |= new
         for dtype, name in sorted(new):
             self._speeds[dtype, name] = await asyncio.to_thread(decode_speed, name, dtype)
             if speed := self._speeds[dtype, name]:

@@ -243,8 +243,9 @@ class Daemon:
         async def use_certificates() -> None:
             assert certificates is not None
             await detached(certificates.read_again)
-            if (read := await detached(lambda: gather_tls(certificates.files))) is not None:
-                self.observability.view.tls_ends |= read.ends
+            with contextlib.suppress(OSError, ValueError):  # one is just being written: it changes again
+                if (read := await detached(lambda: gather_tls(certificates.files))) is not None:
+                    self.observability.view.tls_ends |= read.ends
 
         watch_one(self.reload.file_changed, self.reload.origin.path)
         if self.rotation is not None:

@@ -43,6 +43,7 @@ from ..preflight.facts import Facts
 from ..preflight.table import RELOAD, examine, failed, sentence
 from ..preflight.verdicts import CheckVerdict
 from ..security.key_rotation import KeyRotation
+from ..security.principals import covers
 from ..server.ports import AppliedPolicy, ReloadStatus
 from ..tasks import Tasks
 
@@ -76,6 +77,7 @@ class Reload:
         self._reading: asyncio.Future[Any] | None = None  # what holds the turn, if that is a file
         self._is_closed = False
         self._file_text = loaded.text  # as read last
+        self._accepted = loaded.settings  # of the last policy that was not refused
 
     async def file_changed(self) -> None:
         """Read the policy file after a change, unless its text was read already.
@@ -106,7 +108,8 @@ class Reload:
         """Bring the policy in `text` into force, or the file's; with `is_dry_run` only say what would change.
 
         `generation`: of the policy this one is meant to replace; 0: whichever. Raises ApplianceError
-        (BAD_POLICY, NEEDS_RESTART, GENERATION_CONFLICT, TIER_FULL); nothing has changed then.
+        (BAD_POLICY, NEEDS_RESTART, GENERATION_CONFLICT, TIER_FULL); nothing has changed then, but what a file
+        that is refused revokes.
         """
         async with self._turn:
             try:
@@ -151,7 +154,7 @@ class Reload:
             raise error(
                 "BAD_POLICY", "this daemon has no policy file; start it with --policy, or send a policy"
             )
-        if text is None:
+        if text is None and not is_dry_run:
             self._file_text = await self._read(self.origin.read)
         try:
             if await self._read(lambda: self._names_new_code(text, name)):
@@ -165,7 +168,7 @@ class Reload:
         except ApplianceError as problem:
             if text is not None or is_dry_run or not self._revoke(loaded.settings):
                 raise
-            said = "but members and readers that it does not name are refused from now on"
+            said = "but members that it does not name for the same tenant, and readers, are refused now"
             raise error(problem.reason, f"{problem.message}; {said}") from problem
         if text is None and not is_dry_run:
             status.last_error = ""
@@ -200,7 +203,7 @@ class Reload:
             self._adopt(wanted, found)
             if change.num_units:
                 self._prefaulting.start(asyncio.to_thread(self._prefault))  # it may be used meanwhile
-        self.loaded = loaded
+        self.loaded, self._accepted = loaded, wanted
         status.num_applied += 1
         status.applied_at = self._appliance.clock()
         if loaded.gathered.empty_file:
@@ -218,25 +221,33 @@ class Reload:
 
     def _revoke(self, wanted: Settings) -> bool:
         """Refuse the members and readers that a file which is refused does not name; return whether there are
-        any. Without tenants it would let all callers in, which waits for the rest of it."""
-        now, named = self.loaded.settings, wanted.tenants
-        tenants, observe = now.tenants, now.observe
+        any. Those that a later file names again, refused or not, are let in again. Without tenants it would
+        let all callers in, which waits for the rest of it."""
+        before, named = self._accepted, wanted.tenants
+        tenants, observe = before.tenants, before.observe
         if named:
             kept = {
-                name: [one for one in tenant.members if name in named and one in named[name].members]
+                name: [
+                    one
+                    for one in (named[name].members if name in named else ())
+                    if any(covers(member, one) for member in tenant.members)
+                ]
                 for name, tenant in tenants.items()
             }
             tenants = {
                 name: tenant.model_copy(update={"members": kept[name]}) for name, tenant in tenants.items()
             }
-        if isinstance(observe.readers, list) and isinstance(wanted.observe.readers, list):
-            readers = [one for one in observe.readers if one in wanted.observe.reader_tokens]
-            observe = observe.model_copy(update={"readers": readers})
-        settings = now.model_copy(update={"tenants": tenants, "observe": observe})
-        if found := changes(now, settings):
+        if not wanted.observe.is_for_anyone(bool(named)):
+            allowed = wanted.observe.reader_tokens
+            if observe.is_for_anyone(bool(before.tenants)):
+                observe = observe.model_copy(update={"readers": sorted(allowed)})
+            elif observe.reader_tokens:
+                observe = observe.model_copy(update={"readers": sorted(observe.reader_tokens & allowed)})
+        settings = before.model_copy(update={"tenants": tenants, "observe": observe})
+        if found := changes(self.loaded.settings, settings):
             self._adopt(settings, found)
             self.loaded = self.loaded._replace(settings=settings)
-        return bool(found)
+        return bool(changes(before, settings))
 
     def _names_new_code(self, text: str | None, name: str) -> bool:
         """Whether a policy allows other modules than those of the start.

@@ -118,7 +118,8 @@ class Listeners:
             right.require(principal := self.principal_of(context))
         except AccessError as problem:
             return problem
-        if principal == before:
+        now, then = principal.tenancy, before.tenancy
+        if now == then or (now and then and (now.name, now.domain) == (then.name, then.domain)):
             return None
         return error("NO_TENANT", f"{principal.name} is of another tenant now; call again")
 

@@ -1,4 +1,4 @@
-"""Terms of a call: what its keyword arguments say beside the blocks, those of reads checked once for both clients."""
+"""Terms of a call: what its keyword arguments say beside the blocks; of reads checked, for both clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

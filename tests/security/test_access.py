@@ -10,7 +10,7 @@ from kvtier.appliance.config import Access as AccessSettings
 from kvtier.appliance.config import Settings, Tenant
 from kvtier.appliance.errors import ApplianceError, StartError
 from kvtier.appliance.security.callers import Caller, domain_in
-from kvtier.appliance.security.principals import COMMON, Authenticator, Principal
+from kvtier.appliance.security.principals import COMMON, Authenticator, Principal, covers
 from kvtier.appliance.security.tls import names_of
 from kvtier.appliance.security.tokens import PREFIX, hash_of, make_token, parse
 from kvtier.tiers.block import Urgency
@@ -83,6 +83,23 @@ def test_named_administrators_replace_the_daemons_user() -> None:
 def test_a_pattern_stands_for_one_part(pattern: str, name: str, fits: bool) -> None:
     principal = access_of({"acme": {"members": [pattern]}}).of_certificate([name])
     assert (tenant_of(principal) == "acme") == fits
+
+
+@pytest.mark.parametrize(
+    ("identity", "other", "is_covered"),
+    [
+        ("dns:*.acme.svc", "dns:a.acme.svc", True),
+        ("dns:*.acme.svc", "dns:*.acme.svc", True),
+        ("dns:*.acme.svc", "dns:a*.acme.svc", True),
+        ("dns:*.acme.svc", "dns:a.b.acme.svc", False),
+        ("dns:a.acme.svc", "dns:*.acme.svc", False),
+        ("uid:1", "uid:1", True),
+        ("uid:1", "uid:10", False),
+        ("token:a", "token:ab", False),
+    ],
+)
+def test_what_names_no_more_callers_is_covered(identity: str, other: str, is_covered: bool) -> None:
+    assert covers(identity, other) == is_covered
 
 
 def test_a_certificate_of_two_tenants_is_neither() -> None:

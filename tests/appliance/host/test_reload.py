@@ -310,13 +310,21 @@ def test_a_setting_that_needs_a_restart_holds_back_no_revocation(tmp_path: Path)
         assert (status.last_error, client.get(namespace, NAMES[:1]).num_blocks) == ("", 1), "all or nothing"
         scene.write()
         scene.thread.wait(daemon.reload.file_changed())
-        until(lambda: "does not name are refused from now on" in status.last_error)
+        until(lambda: "are refused now" in status.last_error)
         with pytest.raises(PermissionDenied, match="NO_TENANT"):  # what it has mapped it could read until now
             client.put(namespace, NAMES[1:2], payload)
         for call in (client.get, client.lookup):
             with pytest.raises(PermissionDenied, match="NO_TENANT"):
                 call(namespace, NAMES[:1])
         assert daemon.settings.tenants["here"].members == ["uid:4711"], "nothing is granted"
+        scene.policy["tenants"] = {"acme": {"members": [me]}, "here": here}  # that was a slip
+        scene.write()
+        scene.thread.wait(daemon.reload.file_changed())
+        assert client.get(client.register(IDENTITY), NAMES[:1]).num_blocks == 1, "let in again"
+        assert daemon.settings.tenants["acme"].members == [me]
+        scene.policy["tenants"] = {"here": {"members": ["uid:4711", me]}}
+        scene.write()
+        scene.thread.wait(daemon.reload.file_changed())
         assert daemon.planner.core.options.lease_ttl_s == 30
         assert "restart: reflection" in status.last_error
         del scene.policy["reflection"]
@@ -326,3 +334,15 @@ def test_a_setting_that_needs_a_restart_holds_back_no_revocation(tmp_path: Path)
         assert scene.apply().generation == status.generation
         assert (status.last_error, daemon.planner.core.options.lease_ttl_s) == ("", 9)
         assert client.put(namespace, NAMES[1:2], payload).complete
+
+
+def test_a_dry_run_of_the_file_leaves_it_to_be_read(tmp_path: Path) -> None:
+    """The watcher took a text that a dry run had read for one that runs."""
+    scene = Scene(tmp_path)
+    with scene.thread:
+        daemon = scene.thread.daemon
+        scene.policy["leases"] = {"ttl": "9s"}
+        scene.write()
+        scene.apply(is_dry_run=True)
+        scene.thread.wait(daemon.reload.file_changed())
+        assert daemon.planner.core.options.lease_ttl_s == 9
