@@ -40,7 +40,7 @@ def test_nothing_is_violated_with_a_source(verify: bool) -> None:
         assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
         num_fetched += outcome.counts["fragments_fetched"]
         num_exported += outcome.counts["bundles_exported"]
-    assert min(num_fetched, num_exported) > 100, "the source was hardly used: the seeds would see nothing"
+    assert min(num_fetched, num_exported) > 50, "the source was hardly used: the seeds would see nothing"
 
 
 @pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
