@@ -3,6 +3,7 @@
 Sizes at scale 1 take about 40 minutes together on two cores that nothing else uses.
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -304,7 +305,7 @@ def arguments_of(row: Row, scale: float, run: int) -> tuple[list[str], int]:
 
 def as_typed(arguments: Sequence[str]) -> str:
     """Return a command as it is typed."""
-    return " ".join(["python", *arguments])
+    return shlex.join(["python", *arguments])
 
 
 def python() -> str:
