@@ -198,6 +198,12 @@ class SegmentLog:
         return gone
 
     @property
+    def num_leaving_in_use(self) -> int:
+        """Number of segments that have still to be emptied before they leave."""
+        empty = (SegmentState.FREE, SegmentState.GONE)
+        return sum(s.state not in empty for s in self.segments[self.num_segments :])
+
+    @property
     def is_shrinking(self) -> bool:
         """Whether some segment has still to leave."""
         return any(s.state is not SegmentState.GONE for s in self.segments[self.num_segments :])

@@ -69,6 +69,7 @@ class Reclaim:
         self._is_blocked = False
         self._is_wanted = False  # a record found no room, however many segments should be free
         self._not_before = 0.0
+        self._fewest_leaving = (0, 0)  # of so many segments that stay: those left that had still to leave
         self._num_in_vain = 0  # segments in a row that were emptied and won no room
         self._pause_s = FRUITLESS_PAUSE_S  # after the next one
 
@@ -150,8 +151,14 @@ class Reclaim:
         self._log.finish_reclaim(segment)
         self._core.transitions.forget_segment(segment)
         self._is_wanted = False
-        # Of segments that leave, or that an administrator empties, there are ever fewer.
-        is_needed = segment < self._log.num_segments and segment not in self.to_empty
+        # Of segments that an administrator empties there are ever fewer. So of those that leave, unless more
+        # must stay than those that stay hold: it would be copied to and fro for ever.
+        num_staying, num_leaving = self._log.num_segments, self._log.num_leaving_in_use
+        before, fewest = self._fewest_leaving
+        is_fewer = segment >= num_staying and (num_staying != before or num_leaving < fewest)
+        if is_fewer:
+            self._fewest_leaving = num_staying, num_leaving
+        is_needed = not is_fewer and segment not in self.to_empty
         self.to_empty.discard(segment)
         if is_needed and is_fruitless:
             self._num_in_vain += 1

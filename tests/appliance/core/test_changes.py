@@ -266,6 +266,29 @@ def test_dram_shrinks_although_nvme_is_full_of_what_it_continues() -> None:
     assert rig.dram.num_extents == 4
 
 
+def test_nvme_that_must_keep_more_than_it_may_is_not_written_in_circles() -> None:
+    """What dram continues was copied from segments that leave into those that stay, and back, for ever."""
+    rig = ResizableRig(40, nvme_blocks=4, num_segments=8, write="through")
+    chain = hashes("long", 80)
+    for first in range(0, len(chain), 8):
+        rig.put(chain[first : first + 8], chain[first - 1] if first else b"")
+        rig.settle()
+    log, counters = rig.planner.rooms[Tier.NVME], rig.planner.statistics
+    assert isinstance(log, SegmentLog)
+    before = counters()["counters"].get("segments_reclaimed", 0)
+    rig.change(nvme=4)
+    for _ in range(40):
+        rig.tick(1.0)
+        rig.settle()
+    assert log.is_shrinking, "dram has what continues it, and room for that"
+    assert counters()["counters"]["segments_reclaimed"] - before < 15, "a minute apart in the end"
+    rig.change(dram=4)
+    for _ in range(200):
+        rig.tick(1.0)
+        rig.settle()
+    assert (rig.dram.num_extents, log.is_shrinking) == (4, False)
+
+
 def test_a_shrink_that_waits_for_readers_does_not_stop_spills() -> None:
     """nvme was once full of what memory continues, and has room since: it is not called full for a shrink."""
     rig = ResizableRig(40, nvme_blocks=4, num_segments=4, write="through")
