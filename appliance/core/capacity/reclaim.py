@@ -95,6 +95,10 @@ class Reclaim:
         is_awaited = self._is_wanted or (self._log is not None and self._log.is_shrinking)
         return self._not_before if is_awaited and self._not_before > self._core.now else None
 
+    def try_again(self) -> None:
+        """End a pause: memory has left what it held, so that what nvme kept for it may go."""
+        self._not_before, self._pause_s = self._core.now, FRUITLESS_PAUSE_S
+
     def place_for(self, domain: int, num_bytes: int) -> int | None:
         """Reserve a record; None when a segment must be reclaimed first (which is begun)."""
         if self._log is None:

@@ -101,6 +101,7 @@ class Resizing:
                 self._core.outbox.emit(GiveBack(tier, number))
             if not room.leaving:
                 del self._to_move[tier]
+                self._pressure.reclaim.try_again()
         self.is_busy = self.is_busy and bool(self._to_move)
         log = self._core.log
         if log is not None and log.is_shrinking:

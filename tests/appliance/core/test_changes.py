@@ -283,7 +283,7 @@ def test_nvme_that_must_keep_more_than_it_may_is_not_written_in_circles() -> Non
     assert log.is_shrinking, "dram has what continues it, and room for that"
     assert counters()["counters"]["segments_reclaimed"] - before < 15, "a minute apart in the end"
     rig.change(dram=4)
-    for _ in range(200):
+    for _ in range(10):
         rig.tick(1.0)
         rig.settle()
     assert (rig.dram.num_extents, log.is_shrinking) == (4, False)
