@@ -55,7 +55,7 @@ def ask_daemon(target: str, was_named: bool) -> RunningDaemon:
             audit = stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60)
         except grpc.RpcError as error:
             is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            return RunningDaemon(target, was_named, False, is_silent, failure(error, target).message)
+            return RunningDaemon(target, was_named, is_silent=is_silent, error=failure(error, target).message)
     backends = {name_of_tier(tier.tier, status.ladder): tier.backend for tier in status.tiers}
     return RunningDaemon(
         target,

@@ -213,7 +213,7 @@ def _show_status(status: admin_pb2.PolicyStatus) -> None:
     screen = console()
     screen.print(f"generation {status.generation}, from {status.path or 'no file'}", markup=False)
     if status.last_error:
-        screen.print(f"the policy file is refused since {status.refused_s_ago:.0f} s:", style="bold red")
+        screen.print(f"the policy file has been refused for {status.refused_s_ago:.0f} s:", style="bold red")
         screen.print(f"  {status.last_error}", markup=False)
 
 

@@ -341,6 +341,9 @@ def gather_directory(path: Path) -> Directory:
     is_directory = existing.is_dir()
     writable = is_directory and os.access(existing, os.W_OK | os.X_OK)
     space = os.statvfs(existing)
+    write_errno = probes.write_errno(existing) if writable else 0
+    if space.f_flag & os.ST_RDONLY:  # where nothing counts as writable
+        write_errno = errno.EROFS
     files = path.glob("segment-*") if writable and existing == path else ()
     return Directory(
         path=path,
@@ -350,11 +353,7 @@ def gather_directory(path: Path) -> Directory:
         filesystem=filesystem_of(existing, read_text(Path("/proc/self/mountinfo"))),
         free_bytes=space.f_bavail * space.f_frsize,
         own_bytes=sum(map(probes.allocated_bytes, files)),
-        write_errno=errno.EROFS
-        if space.f_flag & os.ST_RDONLY
-        else probes.write_errno(existing)
-        if writable
-        else 0,
+        write_errno=write_errno,
         lock_holder=probes.lock_holder(path / "lock"),
     )
 

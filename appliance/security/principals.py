@@ -174,8 +174,7 @@ def require_host(principal: Principal) -> None:
 
 def covers(identity: str, other: str) -> bool:
     """Return whether all callers that `other` names are named by `identity`, too."""
-    is_pattern = identity[:4] in ("dns:", "uri:")
-    return identity == other or (is_pattern and _pattern(identity).fullmatch(other) is not None)
+    return _pattern(identity).fullmatch(other) is not None
 
 
 def _pattern(san: str) -> re.Pattern[str]:

@@ -118,8 +118,7 @@ class Listeners:
             right.require(principal := self.principal_of(context))
         except AccessError as problem:
             return problem
-        now, then = principal.tenancy, before.tenancy
-        if now == then or (now and then and (now.name, now.domain) == (then.name, then.domain)):
+        if _domain(principal) == _domain(before):
             return None
         return error("NO_TENANT", f"{principal.name} is of another tenant now; call again")
 
@@ -149,3 +148,7 @@ class Listeners:
             return self._access.of_plain_tcp()
         has_authority = self._tls is not None and self._tls.client_ca is not None
         return self._access.of_certificate(names) if has_authority else None
+
+
+def _domain(principal: Principal) -> str | None:
+    return principal.tenancy.domain if principal.tenancy is not None else None

@@ -117,7 +117,7 @@ def test_apply_and_show_what_is_running(
     assert (result.exit_code, "need a restart: reflection" in result.stderr) == (1, True)
     assert run("policy", "apply", target=target).exit_code == 1
     assert "the policy file is refused" in " ".join(run("status", target=target).stdout.split())
-    assert "the policy file is refused" in run("policy", "show", "--running", target=target).stdout
+    assert "the policy file has been refused for" in run("policy", "show", "--running", target=target).stdout
     assert "runs with an earlier policy, the file is refused" in run("doctor", target=target).stdout
     result = run("policy", "apply", str(policy), "--generation", "1", target=target)
     assert (result.exit_code, "GENERATION_CONFLICT" in result.stderr) == (1, True)

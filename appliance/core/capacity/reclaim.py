@@ -13,6 +13,7 @@ A dropped block takes its descendants with it (subtrees.py): without it no looku
 cut into steps of bounded size, so that no request waits for a whole segment.
 """
 
+import math
 from collections import deque
 
 from ....tiers.block import NO_PLACE, Urgency
@@ -69,7 +70,7 @@ class Reclaim:
         self._is_blocked = False
         self._is_wanted = False  # a record found no room, however many segments should be free
         self._not_before = 0.0
-        self._fewest_leaving = (0, 0)  # of so many segments that stay: those left that had still to leave
+        self._fewest_leaving = math.inf  # segments that had still to be emptied to leave, since `try_again`
         self._num_in_vain = 0  # segments in a row that were emptied and won no room
         self._pause_s = FRUITLESS_PAUSE_S  # after the next one
 
@@ -96,8 +97,8 @@ class Reclaim:
         return self._not_before if is_awaited and self._not_before > self._core.now else None
 
     def try_again(self) -> None:
-        """End a pause: memory has left what it held, so that what nvme kept for it may go."""
-        self._not_before, self._pause_s = self._core.now, FRUITLESS_PAUSE_S
+        """End a pause: nvme has another size, or memory left what kept blocks here."""
+        self._not_before, self._pause_s, self._fewest_leaving = self._core.now, FRUITLESS_PAUSE_S, math.inf
 
     def place_for(self, domain: int, num_bytes: int) -> int | None:
         """Reserve a record; None when a segment must be reclaimed first (which is begun)."""
@@ -157,11 +158,10 @@ class Reclaim:
         self._is_wanted = False
         # Of segments that an administrator empties there are ever fewer. So of those that leave, unless more
         # must stay than those that stay hold: it would be copied to and fro for ever.
-        num_staying, num_leaving = self._log.num_segments, self._log.num_leaving_in_use
-        before, fewest = self._fewest_leaving
-        is_fewer = segment >= num_staying and (num_staying != before or num_leaving < fewest)
+        num_leaving = self._log.num_leaving_in_use
+        is_fewer = segment >= self._log.num_segments and num_leaving < self._fewest_leaving
         if is_fewer:
-            self._fewest_leaving = num_staying, num_leaving
+            self._fewest_leaving = num_leaving
         is_needed = not is_fewer and segment not in self.to_empty
         self.to_empty.discard(segment)
         if is_needed and is_fruitless:

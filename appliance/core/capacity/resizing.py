@@ -78,6 +78,7 @@ class Resizing:
             if num_units != room.num_segments:
                 room.resize(num_units)
                 self._residency.seal_full_segments(room)
+                self._pressure.reclaim.try_again()
         elif isinstance(room, SlotPool):
             if num_units > room.num_extents:
                 room.grow(num_units)

@@ -13,13 +13,12 @@ Rejected: giving the tier up (all that is stored there would be a miss), and doi
 from collections.abc import Iterable
 from typing import Final
 
-from ....tiers.base import Cause
+from ....tiers.base import DISK_CAUSES, Cause
 from ..catalog.core_state import CoreState
 
 MAX_REFUSALS: Final = 3  # batches in a row
 PAUSE_S: Final = 1.0
 MAX_IDLE_PAUSE_S: Final = 60.0
-REFUSED: Final = frozenset({Cause.IO_ERROR, Cause.SHORT_TRANSFER, Cause.NO_SPACE})
 
 
 class Refusals:
@@ -49,7 +48,7 @@ class Refusals:
             # Each failed record takes room of the log until its segment is freed: idle copies can wait.
             self._idle_pause_s = min(MAX_IDLE_PAUSE_S, max(PAUSE_S, 2 * self._idle_pause_s))
             self.idle_again_at = self._core.now + self._idle_pause_s
-        if found <= REFUSED:
+        if found <= set(DISK_CAUSES):
             self._num_in_a_row += 1
             if self._num_in_a_row >= MAX_REFUSALS:
                 self._pause("spills_refused")

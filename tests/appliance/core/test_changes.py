@@ -244,14 +244,21 @@ def test_a_tier_is_not_shrunk_below_its_pins() -> None:
     assert "are pinned; unpin first" in problem
 
 
+def full_of_a_chain(num_segments: int) -> tuple[ResizableRig, list[bytes]]:
+    """Return a rig whose nvme is full of the beginning of one long chain, and dram has all of that."""
+    rig, chain = (
+        ResizableRig(40, nvme_blocks=4, num_segments=num_segments, write="through"),
+        hashes("long", 80),
+    )
+    for first in range(0, len(chain), 8):
+        rig.put(chain[first : first + 8], chain[first - 1] if first else b"")
+        rig.settle()
+    return rig, chain
+
+
 def test_dram_shrinks_although_nvme_is_full_of_what_it_continues() -> None:
     """nvme has the beginning of one long chain: none of it may leave before what memory has of the rest."""
-    rig = ResizableRig(40, nvme_blocks=4, num_segments=4, write="through")
-    chain = hashes("long", 80)
-    for first in range(0, len(chain), 8):
-        parent = chain[first - 1] if first else b""
-        rig.put(chain[first : first + 8], parent)
-        rig.settle()
+    rig, _ = full_of_a_chain(num_segments=4)
     began_at = rig.now
     rig.change(dram=4)
     num_ticks = 0
@@ -268,11 +275,7 @@ def test_dram_shrinks_although_nvme_is_full_of_what_it_continues() -> None:
 
 def test_nvme_that_must_keep_more_than_it_may_is_not_written_in_circles() -> None:
     """What dram continues was copied from segments that leave into those that stay, and back, for ever."""
-    rig = ResizableRig(40, nvme_blocks=4, num_segments=8, write="through")
-    chain = hashes("long", 80)
-    for first in range(0, len(chain), 8):
-        rig.put(chain[first : first + 8], chain[first - 1] if first else b"")
-        rig.settle()
+    rig, _ = full_of_a_chain(num_segments=8)
     log, counters = rig.planner.rooms[Tier.NVME], rig.planner.statistics
     assert isinstance(log, SegmentLog)
     before = counters()["counters"].get("segments_reclaimed", 0)
@@ -291,11 +294,7 @@ def test_nvme_that_must_keep_more_than_it_may_is_not_written_in_circles() -> Non
 
 def test_a_shrink_that_waits_for_readers_does_not_stop_spills() -> None:
     """nvme was once full of what memory continues, and has room since: it is not called full for a shrink."""
-    rig = ResizableRig(40, nvme_blocks=4, num_segments=4, write="through")
-    chain = hashes("long", 80)
-    for first in range(0, len(chain), 8):
-        rig.put(chain[first : first + 8], chain[first - 1] if first else b"")
-        rig.settle()
+    rig, chain = full_of_a_chain(num_segments=4)
     while not rig.planner.reclaim.is_in_vain:
         rig.tick(1.0)
         rig.settle()
