@@ -293,6 +293,7 @@ check: $(VENV)/.ready
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.generated --check
 	$(BIN)/python -m tests.audit
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_core_structure.py
 
 # Regenerates what is generated: wire stubs, the blocking client, the state diagram, the API reference.
 proto docs: $(VENV)/.ready

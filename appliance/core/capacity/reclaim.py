@@ -97,7 +97,7 @@ class Reclaim:
         return self._not_before if is_awaited and self._not_before > self._core.now else None
 
     def try_again(self) -> None:
-        """End a pause: nvme has another size, or memory left what kept blocks here."""
+        """End a pause: the log has another size, or memory left what kept blocks here."""
         self._not_before, self._pause_s, self._fewest_leaving = self._core.now, FRUITLESS_PAUSE_S, math.inf
 
     def place_for(self, domain: int, num_bytes: int) -> int | None:
