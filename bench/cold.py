@@ -39,6 +39,8 @@ from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.cold.direct_io import DirectIo
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog, record_bytes
+from kvtier.tiers.cold.segment_files import segment_path
+from kvtier.v1.shm import extent_of
 from tests.daemon import Daemon
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -242,14 +244,20 @@ def compare(directory: Path, block: int, threads: int, total: int, rounds: int, 
         print(text, flush=True)
 
 
-def recover(directory: Path, num_records: int) -> None:
-    """Build a store of `num_records` records of one page in chains, print how soon one is got again."""
+def recover(directory: Path, num_records: int, *, is_thin: bool) -> None:
+    """Build a store of `num_records` records of one page in chains, print how soon one is got again.
+
+    `is_thin`: give the disk back what no start reads, which is all but the footer of segments of which no
+    chain will be asked for.
+    """
     per_batch = 512
     memory = aligned(per_batch * 4096)
     np.frombuffer(memory, np.uint8)[:] = np.frombuffer(Random(1).randbytes(len(memory)), np.uint8)
     views = [memory[i * 4096 : (i + 1) * 4096] for i in range(per_batch)]
     checksums = [xxhash.xxh3_128_digest(view) for view in views]
     num_segments = 3 + num_records * 8192 // (SEGMENT_BYTES * 62 // 64)
+    firsts = [Random(start).randrange(num_records // CHAIN) * CHAIN for start in range(NUM_STARTS)]
+    asked: set[int] = set()  # segments
     store = ColdStore.open(directory / "store", SEGMENT_BYTES, num_segments, "segment")
     store.recover()
     store.store_namespace(SMALL)
@@ -267,8 +275,12 @@ def recover(directory: Path, num_records: int) -> None:
         assert all(outcome.cause is None for outcome in store.write_batch(items))
         for place, _, _ in items:
             room.settle(place)
+        if any(first - CHAIN < asked_for < first + per_batch for asked_for in firsts):
+            asked.update(extent_of(place) for place, _, _ in items)
         for number in room.take_segments_to_seal():
             assert store.seal(number)
+            if is_thin and number not in asked:
+                thin_out(segment_path(directory / "store", number), SEGMENT_BYTES - store.footer_bytes)
     room.close_open_segments()
     for number in room.take_segments_to_seal():
         assert store.seal(number)
@@ -284,14 +296,19 @@ def recover(directory: Path, num_records: int) -> None:
     assert (recovered.num_records, recovered.reasons) == (num_records, {})
     segments = f"{len(recovered.segments)} segments of {SEGMENT_BYTES // MIB} MiB"
     print(f"recovered {num_records} records of {segments} in {took:.2f} s (open {opened:.2f} s)", flush=True)
-    for start in range(NUM_STARTS):
-        first = Random(start).randrange(num_records // CHAIN) * CHAIN
+    for first in firsts:
         chain = [name_of(number) for number in range(first, first + CHAIN)]
         ready, hit, num_blocks, data = start_daemon(directory, num_segments, chain)
         wanted = [views[number % per_batch] for number in range(first, first + CHAIN)]
         assert data == b"".join(wanted), "wrong bytes"
         print(f"daemon ready with {num_blocks} blocks {ready:.2f} s after it was started (imports included)")
         print(f"first hit, {CHAIN} blocks of any chain, {hit:.2f} s after the start", flush=True)
+
+
+def thin_out(path: Path, num_bytes: int) -> None:
+    """Make the first `num_bytes` of a file unwritten: allocated, as a start wants it, and nothing on disk."""
+    for mode in ("--punch-hole", "--keep-size"):
+        subprocess.run(["fallocate", mode, "--offset", "0", "--length", str(num_bytes), path], check=True)
 
 
 def name_of(number: int) -> bytes:
@@ -322,6 +339,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cold", description=__doc__)
     parser.add_argument("--directory", type=Path, help="on the device to measure; default: a temporary one")
     parser.add_argument("--recover", type=int, nargs="?", const=1_000_000, metavar="N", help="recovery only")
+    parser.add_argument("--thin", action="store_true", help="with --recover: keep on disk only what is read")
     parser.add_argument("--blocks", default="256,2048", help="payload sizes in KiB")
     parser.add_argument("--threads", default="1,4,8", help="how many transfers at a time")
     parser.add_argument("--total", type=int, default=1024, metavar="MIB", help="bytes of one measurement")
@@ -332,7 +350,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=args.directory, prefix="kvtier-cold-") as name:
         directory = Path(name)
         if args.recover:
-            recover(directory, args.recover)
+            recover(directory, args.recover, is_thin=args.thin)
             return 0
         for block in map(int, args.blocks.split(",")):
             for threads in map(int, args.threads.split(",")):
