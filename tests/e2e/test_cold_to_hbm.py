@@ -3,6 +3,7 @@ delivered there; and what is left when the GPU is not."""
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ NUM_BLOCKS = 12
 CHAIN = names("chain", NUM_BLOCKS)
 
 
-def make_settings(folder: Path, **hbm: Any) -> Settings:
+def make_settings(folder: Path, codec: str = "exponents", **hbm: Any) -> Settings:
     tiers = {
         "hbm": {"capacity": "4MiB", "from_nvme": "on", **hbm},
         "dram": {"capacity": "4MiB", "extent": "2MiB"},
@@ -43,7 +44,7 @@ def make_settings(folder: Path, **hbm: Any) -> Settings:
             "write": "spill",  # the tests count bytes on the way
         },
     }
-    compression = {"codec": "exponents"}
+    compression = {"codec": codec}
     listen = [f"unix://{folder}/k.sock"]
     return Settings.model_validate({"listen": listen, "tiers": tiers, "compression": compression})
 
@@ -101,20 +102,26 @@ def device() -> FakeDevice:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, device: FakeDevice) -> Iterator[Scene]:
-    with DaemonThread(make_settings(tmp_path), device) as served:
+def codec() -> str:
+    return "exponents"
+
+
+@pytest.fixture
+def scene(tmp_path: Path, device: FakeDevice, codec: str) -> Iterator[Scene]:
+    with DaemonThread(make_settings(tmp_path, codec), device) as served:
         made = Scene(served, device)
         yield made
         made.assert_well()
     assert device.left_behind == [], "given back on the way out, by whoever took it"
 
 
-def test_encoded_blocks_are_decoded_on_the_device(scene: Scene) -> None:
+@pytest.mark.parametrize(("codec", "dtype"), [("exponents", "bfloat16"), ("float8", "float8_e4m3fn")])
+def test_encoded_blocks_are_decoded_on_the_device(scene: Scene, dtype: str) -> None:
     """What was prefetched into hbm crossed the link as it lay on the disk, and dram saw nothing of it."""
-    shape = Shape(GEOMETRY.num_layers, 2, 16, 2, 64, "bfloat16")
+    shape = Shape(GEOMETRY.num_layers, 2, 16, 2, 64, dtype)
     data = np.concatenate([values_like_kv(shape, seed) for seed in range(NUM_BLOCKS)])
     with Client(scene.daemon.settings.listen[0]) as client:
-        namespace = client.register(IDENTITY)
+        namespace = client.register(replace(IDENTITY, geometry=replace(GEOMETRY, dtype=dtype)))
         assert client.put(namespace, CHAIN, data).complete
         scene.to_nvme_only(client, namespace, CHAIN)
         assert client.prefetch(namespace, CHAIN, Asked.HBM).num_promoted == NUM_BLOCKS

@@ -158,6 +158,10 @@ def test_a_damaged_record_is_a_miss_and_its_neighbours_are_not(rig: Rig, kind: s
     assert "device_faults" not in rig.count()
 
 
+# Which argument of a kernel says where what it decodes goes.
+RAW_OF = {"kvtier_exponents_decode": 7, "kvtier_quantised_decode": 9, "kvtier_float8_decode": 10}
+
+
 class Faulty:
     """A compiler whose kernels make a mistake: one value of what they decode is another one."""
 
@@ -176,7 +180,7 @@ class Faulty:
         return launch
 
     def _spoil(self, device: FakeDevice, arguments: Sequence[Any]) -> None:
-        raw = int(arguments[7] if "exponents" in self.name else arguments[9])
+        raw = int(arguments[RAW_OF[self.name]])
         first = int.from_bytes(device.peek(raw, 8), "little")
         device.poke(first, bytes([device.peek(first, 1)[0] ^ 1]))
 
@@ -347,7 +351,7 @@ def test_the_trial_leaves_nothing_and_knows_only_what_it_tried(tmp_path: Path) -
     with cold(tmp_path) as opened:
         rig = Rig(opened, FakeDevice(is_live=True, compiler=on_host), chunk_bytes=2 << 20)
         disk = FakeDisk(rig.device)
-        assert quicker_codecs(rig.copier, rig.readers, (tmp_path, disk.reader)) <= {0, 1, 5}
+        assert quicker_codecs(rig.copier, rig.readers, (tmp_path, disk.reader)) <= {0, 1, 5, 6}
         assert disk.num_opened == 1
         assert not [path for path in tmp_path.iterdir() if "trial" in path.name]
         assert causes(rig.load([rig.put(0, "exponents")])) == [None], "chunks and scratch were given back"
@@ -355,7 +359,8 @@ def test_the_trial_leaves_nothing_and_knows_only_what_it_tried(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("kernel", "codec_id"), [("kvtier_exponents_decode", 1), ("kvtier_quantised_decode", 5)]
+    ("kernel", "codec_id"),
+    [("kvtier_exponents_decode", 1), ("kvtier_quantised_decode", 5), ("kvtier_float8_decode", 6)],
 )
 def test_a_device_that_decodes_otherwise_is_not_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kernel: str, codec_id: int

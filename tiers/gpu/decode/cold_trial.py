@@ -19,6 +19,7 @@ import numpy as np
 from ....v1.shm import PAGE_BYTES
 from ...codecs.base import Codec, Shape
 from ...codecs.exact.exponents import Exponents
+from ...codecs.exact.float8 import Float8
 from ...codecs.lossy.profile import Profile, uniform_rules
 from ...codecs.lossy.profiled import Profiled
 from ...codecs.trial import trial_payload
@@ -34,6 +35,7 @@ from .records import Record
 log = logging.getLogger(__name__)
 
 SHAPE = Shape(4, 2, 64, 8, 128, "bfloat16")  # a megabyte
+FP8_SHAPE = Shape(4, 2, 128, 8, 128, "float8_e4m3fn")  # as large
 NUM_FRAGMENTS = 8
 FILE_BYTES = 8 << 20
 FILE_NAME = "gds-trial"
@@ -46,7 +48,7 @@ def trial_codecs() -> tuple[Codec, ...]:
     profile = Profile(
         bytes(32), SHAPE.num_layers, SHAPE.num_heads, SHAPE.head_dim, SHAPE.num_planes, SHAPE.dtype, rules
     )
-    return Exponents(), Profiled(profile)
+    return Exponents(), Float8(), Profiled(profile)
 
 
 class ColdTrial:
@@ -76,17 +78,18 @@ class ColdTrial:
     def of_codec(self, codec: Codec) -> Trial:
         """Time both ways of decoding. Raises DeviceError, also when the device decodes to other bytes."""
         encoded, decoded = self._chunks
-        stored_bytes = -(-codec.stored_bound(SHAPE) // PAGE_BYTES) * PAGE_BYTES
-        payload = trial_payload(SHAPE)
+        shape = SHAPE if codec.accepts(SHAPE) else FP8_SHAPE
+        stored_bytes = -(-codec.stored_bound(shape) // PAGE_BYTES) * PAGE_BYTES
+        payload = trial_payload(shape)
         stored = [encoded.view[i * stored_bytes :][:stored_bytes] for i in range(self._num_fragments)]
-        raw = [decoded.view[i * SHAPE.raw_bytes :][: SHAPE.raw_bytes] for i in range(self._num_fragments)]
+        raw = [decoded.view[i * shape.raw_bytes :][: shape.raw_bytes] for i in range(self._num_fragments)]
         for into in stored:
-            codec.encode(SHAPE, payload, into)
+            codec.encode(shape, payload, into)
         works = [
             DecodeItem(
                 codec,
-                SHAPE,
-                Record(encoded.device + i * stored_bytes, stored_bytes, decoded.device + i * SHAPE.raw_bytes),
+                shape,
+                Record(encoded.device + i * stored_bytes, stored_bytes, decoded.device + i * shape.raw_bytes),
             )
             for i in range(self._num_fragments)
         ]
@@ -100,8 +103,8 @@ class ColdTrial:
             found.extend(digests())
 
         def by_host() -> None:
-            list(self._helpers.map(partial(codec.decode, SHAPE), stored, raw))
-            self._copy(decoded, self._num_fragments * SHAPE.raw_bytes)
+            list(self._helpers.map(partial(codec.decode, shape), stored, raw))
+            self._copy(decoded, self._num_fragments * shape.raw_bytes)
 
         by_host()  # compiles the loops; and says what is right
         by_device()
