@@ -248,7 +248,7 @@ def recover(directory: Path, num_records: int, *, is_thin: bool) -> None:
     """Build a store of `num_records` records of one page in chains, print how soon one is got again.
 
     `is_thin`: give the disk back what no start reads, which is all but the footer of segments of which no
-    chain will be asked for.
+    chain will be asked for. The daemon finds that out while it checks records at rest, and drops some.
     """
     per_batch = 512
     memory = aligned(per_batch * 4096)

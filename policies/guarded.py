@@ -164,27 +164,43 @@ class GuardedAdmission(AdmissionPolicy):
         return True
 
 
-class GuardedPrefetcher(Prefetcher):
+class GuardedLearner(Observer):
+    """Tells an administrator's own learner in `Surroundings.shared` what happens, until it fails."""
+
+    def __init__(self, learner: Observer, trouble: Trouble) -> None:
+        self._learner, self._trouble = learner, trouble
+
+    def used(self, rows: Sequence[int], use: Use) -> None:
+        """Forward the call to the learner."""
+        self._ask(lambda: self._learner.used(rows, use), None)
+
+    def stored(self, rows: Sequence[int], use: Use) -> None:
+        """Forward the call to the learner."""
+        self._ask(lambda: self._learner.stored(rows, use), None)
+
+    def session_changed(self, change: SessionChange) -> None:
+        """Forward the call to the learner."""
+        self._ask(lambda: self._learner.session_changed(change), None)
+
+    def forgotten(self, rows: Sequence[int]) -> None:
+        """Forward the call to the learner."""
+        self._ask(lambda: self._learner.forgotten(rows), None)
+
+    def _ask(self, question: Callable[[], Answer], otherwise: Answer) -> Answer:
+        if not self._trouble.has_failed:
+            try:
+                return question()
+            except (Exception, SystemExit) as error:
+                self._trouble.note(error)
+        return otherwise
+
+
+class GuardedPrefetcher(GuardedLearner, Prefetcher):
     """Calls `policy` until it fails; prefetches nothing from then on."""
 
     def __init__(self, policy: Prefetcher, facts: BlockFacts, trouble: Trouble) -> None:
-        self._policy, self._facts, self._trouble = policy, facts, trouble
-
-    def used(self, rows: Sequence[int], use: Use) -> None:
-        """Forward the call to the policy in use."""
-        self._ask(lambda: self._policy.used(rows, use), None)
-
-    def stored(self, rows: Sequence[int], use: Use) -> None:
-        """Forward the call to the policy in use."""
-        self._ask(lambda: self._policy.stored(rows, use), None)
-
-    def session_changed(self, change: SessionChange) -> None:
-        """Forward the call to the policy in use."""
-        self._ask(lambda: self._policy.session_changed(change), None)
-
-    def forgotten(self, rows: Sequence[int]) -> None:
-        """Forward the call to the policy in use."""
-        self._ask(lambda: self._policy.forgotten(rows), None)
+        super().__init__(policy, trouble)
+        self._policy, self._facts = policy, facts
 
     def due(self, now: float, num_bytes: int) -> Sequence[Expected]:
         """Return what the policy expects; a row that does not exist is a failure."""
@@ -203,44 +219,6 @@ class GuardedPrefetcher(Prefetcher):
             return at
 
         return self._ask(asked, None)
-
-    def _ask(self, question: Callable[[], Answer], otherwise: Answer) -> Answer:
-        if not self._trouble.has_failed:
-            try:
-                return question()
-            except (Exception, SystemExit) as error:
-                self._trouble.note(error)
-        return otherwise
-
-
-class GuardedLearner(Observer):
-    """Tells an administrator's own learner in `Surroundings.shared` what happens, until it fails."""
-
-    def __init__(self, learner: Observer, trouble: Trouble) -> None:
-        self._learner, self._trouble = learner, trouble
-
-    def used(self, rows: Sequence[int], use: Use) -> None:
-        """Forward the call to the learner."""
-        self._tell(lambda: self._learner.used(rows, use))
-
-    def stored(self, rows: Sequence[int], use: Use) -> None:
-        """Forward the call to the learner."""
-        self._tell(lambda: self._learner.stored(rows, use))
-
-    def session_changed(self, change: SessionChange) -> None:
-        """Forward the call to the learner."""
-        self._tell(lambda: self._learner.session_changed(change))
-
-    def forgotten(self, rows: Sequence[int]) -> None:
-        """Forward the call to the learner."""
-        self._tell(lambda: self._learner.forgotten(rows))
-
-    def _tell(self, forward: Callable[[], object]) -> None:
-        if not self._trouble.has_failed:
-            try:
-                forward()
-            except (Exception, SystemExit) as error:
-                self._trouble.note(error)
 
 
 def _number(value: object, asked: str) -> float:

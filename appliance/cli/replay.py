@@ -177,9 +177,9 @@ def replay(
 ) -> None:
     """Run the daemon's own planner over TRACE on virtual tiers, and print what it did.
 
-    TRACE is JSONL as Mooncake or Bailian publish it, a recording of `kvtier record`, or a CSV of vLLM's KV
-    events; plain or gzip. With --capacity it is one memory tier and takes no time: hit ratios. With --tiers
-    copies and prefill take their time: also time to first token, bytes moved, writes a day.
+    TRACE is JSONL as Mooncake or Bailian publish it, or a recording of `kvtier record`; plain or gzip. With
+    --capacity it is one memory tier and takes no time: hit ratios. With --tiers copies and prefill take their
+    time: also time to first token, bytes moved, writes a day.
 
     \b
     Example:

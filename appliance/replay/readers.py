@@ -2,7 +2,6 @@
 
     request traces         JSONL, a request a line           request_lines.py
     kvtier's recordings    JSONL with a header line          recording.py
-    vLLM's KV events       CSV                               vllm_events.py
 
 All of them plain or gzip. What is wrong with a file is said with its line and the fix; nothing is skipped
 silently.
@@ -15,7 +14,6 @@ from .lines import Progress, lines_of, parse
 from .recording import HEADER_KEY, read_recording
 from .request_lines import dialect_of, read_requests
 from .traces import Trace, TraceError
-from .vllm_events import read_vllm_events
 
 
 def read_trace(
@@ -33,8 +31,6 @@ def read_trace(
         raise TraceError(path, 0, "the file is empty")
     number, line = first
     everything = itertools.chain([first], lines)
-    if not line.lstrip().startswith(("{", "[")):
-        return read_vllm_events(everything, path, block_tokens)
     request = parse(line, path, number)
     if HEADER_KEY in request:
         return read_recording(everything, path)

@@ -59,10 +59,16 @@ def channel_options(settings: ClientSettings) -> list[tuple[str, Any]]:
     ]
 
 
-def connect(settings: ClientSettings, environment: Mapping[str, str] = os.environ) -> grpc.Channel:
-    """Return a channel, with what the environment says to show. Raises InvalidRequest."""
+def connect(
+    settings: ClientSettings,
+    environment: Mapping[str, str] = os.environ,
+    open_: Callable[..., Any] = open_channel,
+) -> Any:
+    """Return a channel of grpc, or of what `open_` opens; the environment says what to show.
+
+    Raises InvalidRequest."""
     try:
-        return open_channel(settings.target, channel_options(settings), environment)
+        return open_(settings.target, channel_options(settings), environment)
     except ValueError as problem:
         raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import grpc.aio
 
 from ...v1 import kvcache_pb2 as pb
 from ...v1.channels import open_aio_channel
-from ..errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer
+from ..errors import CONNECTION_LOST, Unavailable, broken_answer
 from ..operations.base import ClientSettings
 from ..operations.effects import Answer
 from . import remote
@@ -19,19 +20,11 @@ from . import remote
 _abandoned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
 
 
-def connect(settings: ClientSettings, environment: Mapping[str, str] = os.environ) -> grpc.aio.Channel:
-    """Return a channel, as remote.py's `connect` does. Raises InvalidRequest."""
-    try:
-        return open_aio_channel(settings.target, remote.channel_options(settings), environment)
-    except ValueError as problem:
-        raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
-
-
 class AsyncGrpcLink(remote.GrpcCalls):
     """A grpc.aio channel and the client opened on it."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        super().__init__(settings, connect)
+        super().__init__(settings, partial(remote.connect, open_=open_aio_channel))
         self._process = os.getpid()
         self._posts: set[asyncio.Future[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None

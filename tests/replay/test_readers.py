@@ -13,7 +13,6 @@ from kvtier.appliance.replay.traces import NO_BLOCK, Trace, TraceError
 from .traces import drawn, request, trace_of, write
 
 GOOD = json.dumps(request(0, [1, 2, 3], 1100))
-CSV_HEADER = "timestamp,event,block_hashes,parent_block_hash,block_size"
 
 
 def chains(trace: Trace) -> list[list[int]]:
@@ -64,11 +63,7 @@ def is_refused(path: Path, where: str, says: str) -> None:
         ([GOOD, json.dumps(request(1, [1], 512 * 9))], ":2:", "--block-tokens"),
         ([GOOD, json.dumps(request(1, [2, 3]))], ":2:", "--content-ids"),
         ([GOOD, json.dumps(request(1, [7, 8, 7]))], ":2:", "--content-ids"),
-        (["neither,nor", "1,2"], ":1:", "CSV"),
-        ([CSV_HEADER, "soon,BlockStored,a,,16"], ":2:", "timestamp"),
-        ([CSV_HEADER, "1,BlockStored,a,,16", "2,BlockStored,b,a,32"], ":3:", "block size"),
-        ([CSV_HEADER, "1,BlockStored,,,16"], ":2:", "block_hashes is empty"),
-        ([CSV_HEADER], "", "no request"),
+        (["neither,nor", "1,2"], ":1:", "not JSON"),
         (['{"kvtier_recording": 2}'], ":1:", "version 2"),
         (
             ['{"kvtier_recording": 1}', '{"at": 0, "op": "ask", "namespace": 1, "blocks": []}'],
@@ -121,21 +116,6 @@ def test_bailian_traces_count_seconds_and_know_conversations(tmp_path: Path) -> 
 def test_other_block_sizes_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [json.dumps(request(0, [1, 2, 3], 40))])
     assert read_trace(path, block_tokens=16).namespaces[0].block_tokens == 16
-
-
-def test_vllm_events_become_requests_for_whole_chains(tmp_path: Path) -> None:
-    lines = [
-        CSV_HEADER,
-        "0.0,BlockStored,a b,,16",  # a prompt
-        "0.5,BlockStored,c,b,16",  # its prefill goes on
-        "1.0,BlockRemoved,a b,,16",
-        "60.0,BlockStored,d e,c,16",  # the next turn
-        "61.0,BlockStored,x,b,16",  # another conversation with the same beginning
-    ]
-    trace = read_trace(write(tmp_path / "events.csv", lines))
-    assert chains(trace) == [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 5]]
-    assert trace.at.tolist() == [0.0, 60.0, 61.0]
-    assert trace.num_tokens.tolist() == [48, 80, 48]
 
 
 def test_a_stretch_is_a_trace_of_its_own() -> None:
@@ -195,10 +175,6 @@ def access(**fields: object) -> str:
             "no session",
         ),
         ([*RECORDING, access(op="session", session="a", urgency="idle", back_in_s=-1)], ":3:", "no session"),
-        ([CSV_HEADER, "nan,BlockStored,a,,16"], ":2:", "number of seconds"),
-        ([CSV_HEADER, "inf,BlockStored,a,,16"], ":2:", "number of seconds"),
-        ([CSV_HEADER, "1,BlockStored,a,,16", "2.5"], ":3:", "without an event"),
-        ([CSV_HEADER, "1,BlockStored,a,,-16"], ":2:", "above 0"),
     ],
 )
 def test_files_that_nobody_could_replay_are_refused_with_their_line(
@@ -207,22 +183,10 @@ def test_files_that_nobody_could_replay_are_refused_with_their_line(
     is_refused(write(tmp_path / "bad.txt", lines), where, says)
 
 
-@pytest.mark.parametrize("lines", [[GOOD], [CSV_HEADER, "1,BlockStored,a b c,,16"]])
-def test_a_byte_order_mark_and_windows_newlines_change_nothing(tmp_path: Path, lines: list[str]) -> None:
+def test_a_byte_order_mark_and_windows_newlines_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
-    path.write_text("\r\n".join(lines) + "\r\n", "utf-8-sig", newline="")
+    path.write_text(GOOD + "\r\n", "utf-8-sig", newline="")
     assert chains(read_trace(path)) == [[0, 1, 2]]
-
-
-def test_an_event_of_a_long_prompt_is_read(tmp_path: Path) -> None:
-    hashes = " ".join(str(10**18 + number) for number in range(8192))  # 131,072 tokens, 160 KB
-    trace = read_trace(write(tmp_path / "t.csv", [CSV_HEADER, f"0,BlockStored,{hashes},,16"]))
-    assert trace.num_blocks == 8192
-
-
-def test_no_parent_may_be_written_as_none(tmp_path: Path) -> None:
-    lines = [CSV_HEADER, "0,BlockStored,a,None,16", "9,BlockStored,b,null,16", "20,BlockStored,c,,16"]
-    assert chains(read_trace(write(tmp_path / "t.csv", lines))) == [[0], [1], [2]]
 
 
 def test_what_a_recorder_lost_is_known(tmp_path: Path) -> None:
