@@ -74,7 +74,6 @@ class CacheService:
         self._remote_routes = remote_routes  # from the buffers of streamed puts
         self.call_latencies = CallLatencies()
         self.profiles: Profiles = {}  # that a namespace may name
-        #: Called with the number and the identity of each namespace that is registered.
         self.book: NamespaceBook | None = None  # where memory outlives the daemon
         #: Called with namespace and hashes before they are looked up. Returns None, or what to wait for: some
         #: of these blocks are in memory that an earlier daemon left, and are being verified.
@@ -314,7 +313,7 @@ class CacheService:
         """Store the blocks of a reservation, or of `reserve` in this call; returns their outcomes."""
         client = self.client_of(caller, request.client_id)
         checks.text("request_id", request.request_id)
-        spans = checks.spans(request.spans, client.staging_bytes)
+        spans = checks.spans(request.spans, client.staging_bytes, self.options.max_blocks_per_request)
         build = None
         if request.HasField("reserve"):
             if request.reservation_id:

@@ -32,6 +32,7 @@ from ..core.catalog.catalog import NO_ROW
 from ..core.shares import Shares
 from ..errors import REASONS, AccessError, ApplianceError, error, trailing_metadata
 from ..event_log import BlockEvent, EventLog
+from ..security import request_checks as checks
 from ..security.callers import Caller, CallRates
 from ..security.rights import Right, right_of
 from .access_log import AccessLog, BlockAccess
@@ -432,7 +433,7 @@ async def _message(context: Context) -> bytes:
         raise error("BAD_REQUEST", f"no request within {IDLE_S:g} s; send it with the call") from None
     if not isinstance(message, bytes):
         raise error("BAD_REQUEST", "the call ended without a request; send one")
-    return message
+    return checks.encoded(message)
 
 
 def _known(problem: Exception, method: MethodDescriptor) -> ApplianceError:

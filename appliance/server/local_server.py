@@ -179,6 +179,7 @@ class LocalServer:
             connection.close("attached twice" if frame.method is Method.ATTACH else "call before attach")
             return
         try:
+            checks.encoded(frame.payload)
             if frame.method in LIMITED_CALLS:
                 self._rates.charge(connection.caller, self._service.appliance.clock())
             if frame.method is Method.ATTACH:

@@ -147,6 +147,13 @@ LOCAL_REFUSALS: dict[str, tuple[str, Callable[[RawClient], Attempt]]] = {
     "a span past the end": ("BAD_SPAN", lambda raw: commit(raw, ((1 << 20) - 16383, 16384))),
     "a span that wraps around": ("BAD_SPAN", lambda raw: commit(raw, ((1 << 64) - 16384, 16384))),
     "a span too short": ("BAD_SPAN", lambda raw: commit(raw, (0, 16383))),
+    "more spans than blocks in a request": ("TOO_MANY_BLOCKS", lambda raw: commit(raw, *[(0, 0)] * 4097)),
+    "a request that takes long to decode": (
+        "TOO_LARGE",
+        lambda raw: (
+            lambda: raw.call(Method.RELEASE, pb.ReleaseRequest(lease_ids=[1] * 600_000), pb.ReleaseResponse)
+        ),
+    ),
     "fewer spans than blocks": ("BAD_SPAN", lambda raw: commit(raw, (0, 16384), blocks=2)),
     "nothing to commit": (
         "BAD_REQUEST",
@@ -260,6 +267,10 @@ def put_parts(client: int, num_blocks: int, *chunks: bytes) -> AsyncIterator[pb.
     return parts()
 
 
+async def release_too_large(stub: "KVCacheServiceAsyncStub") -> object:
+    return await stub.Release(pb.ReleaseRequest(client_id=await opened(stub), lease_ids=[1] * 600_000))
+
+
 async def put_too_large(stub: "KVCacheServiceAsyncStub") -> object:
     return await stub.Put(put_parts(await opened(stub), 65))
 
@@ -315,6 +326,7 @@ GRPC_REFUSALS = [
     ("BAD_NAMESPACE", domain_over_grpc),
     ("BAD_SPAN", commit_without_staging),
     ("TOO_LARGE", put_too_large),
+    ("TOO_LARGE", release_too_large),
     ("BAD_REQUEST", put_too_short),
     ("BAD_REQUEST", put_too_long),
     ("BAD_REQUEST", put_without_header),
