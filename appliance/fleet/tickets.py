@@ -174,6 +174,7 @@ class PeerService:
         if epoch != service.facts.epoch:
             raise error("NOTHING_THERE", "this host has started anew; what it held is not known any more")
         names = service.chain(packed)
+        checks.distinct(names)
         namespace = self._namespace(digest)
         if namespace is None:
             raise error("UNKNOWN_NAMESPACE", "no runtime has registered this namespace here")
@@ -184,7 +185,7 @@ class PeerService:
         service = self._service
         namespace, names = self._asked(request.epoch, request.namespace_digest, request.prefix_hashes)
         self._check_encryption(request)
-        urgency = checks.urgency(request.urgency)
+        urgency, codec_ids = checks.urgency(request.urgency), checks.codecs(request.codecs)
         self._admit(urgency)
         self._num_acquiring += 1
         try:
@@ -198,7 +199,7 @@ class PeerService:
         checksums = b"".join(
             engine.checksum(one.place) for engine, one in zip(engines, held.fragments, strict=True)
         )
-        coding = self._coding(namespace.identity, held.num_blocks, checksums, request.codecs)
+        coding = self._coding(namespace.identity, held.num_blocks, checksums, codec_ids)
         return pb.FetchBlocksResponse(
             ticket=self._issue(held, coding).number,
             data_port=self.data_port,
@@ -209,8 +210,7 @@ class PeerService:
 
     async def push_blocks(self, caller: Caller, request: pb.PushBlocksRequest) -> pb.PushBlocksResponse:
         """Write what a ticket stands for into the caller's memory. Raises ApplianceError."""
-        ticket = self.take(request.ticket)
-        if ticket is None or self.pushing is None:
+        if self.pushing is None or (ticket := self.take(request.ticket)) is None:
             raise error("NOTHING_THERE", "no such ticket")
         is_sent = False
         try:
@@ -224,10 +224,10 @@ class PeerService:
                 self._give_back(ticket)
 
     def _coding(
-        self, identity: NamespaceIdentity, num_blocks: int, checksums: bytes, codec_ids: Iterable[int]
+        self, identity: NamespaceIdentity, num_blocks: int, checksums: bytes, codec_ids: frozenset[int]
     ) -> PayloadCoding | None:
         geometry, name = identity.geometry, self._service.compression.codec
-        readable = frozenset(codec_ids).intersection(loaded_codecs(geometry.dtype, encodes=True))
+        readable = codec_ids.intersection(loaded_codecs(geometry.dtype, encodes=True))
         if not readable or name == "identity":
             return None
         shapes = [shape_of(geometry, group) for group in range(geometry.num_groups)]

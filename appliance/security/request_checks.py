@@ -14,6 +14,7 @@ from ...policies.costs import (
     PrefillModel,
 )
 from ...tiers.block import HASH_BYTES, Geometry, NamespaceIdentity, Tier, Urgency
+from ...tiers.codecs.streaming import usable_codecs
 from ...v1 import kvcache_pb2, types_pb2
 from ...v1.conversions import URGENCIES, WireTiers, identity_from_wire
 from ...v1.errors import InvalidRequest
@@ -23,8 +24,9 @@ from ..persisted.namespace_book import MAX_TEXTS_BYTES
 
 MAX_TEXT = 256  # characters of names, session ids and request ids
 MAX_RETENTION = 64  # ranges in one request
-#: Of a message that asks, bytes of blocks apart: the longest chain, its spans and 1,024 candidates fit. Decoding
-#: 4 MiB of empty spans took 160 ms of the event loop.
+MAX_CODECS = 64  # numbers in one request
+#: Of a message that asks, bytes of blocks apart: the longest chain, its spans and 1,024 candidates fit.
+#: Decoding 4 MiB of empty spans took 160 ms of the event loop.
 MAX_REQUEST_BYTES = 512 << 10
 
 
@@ -50,11 +52,24 @@ def chain(packed: bytes, max_blocks: int) -> list[bytes]:
     return [packed[start : start + HASH_BYTES] for start in range(0, num_bytes, HASH_BYTES)]
 
 
+def distinct(names: Sequence[bytes]) -> None:
+    """Raise CallerError for a chain that names a block twice."""
+    if len(set(names)) != len(names):
+        raise error("BAD_KEY", "a block stands twice in one chain")
+
+
 def text(field: str, value: str) -> str:
     """Return a short free text."""
     if len(value) > MAX_TEXT:
         raise error("BAD_REQUEST", f"{field} may have {MAX_TEXT} characters, has {len(value)}")
     return value
+
+
+def codecs(given: Sequence[int]) -> frozenset[int]:
+    """Return the codecs of those given that this daemon has."""
+    if len(given) > MAX_CODECS:
+        raise error("BAD_REQUEST", f"{len(given)} codecs, limit {MAX_CODECS}; name those that are needed")
+    return frozenset(given).intersection(usable_codecs())
 
 
 def ttl_s(ttl_ms: int, max_s: float) -> float:

@@ -198,8 +198,7 @@ class CacheService:
         self.identity_of(caller, request.namespace_id)
         checks.text("request_id", request.request_id)
         session_id = caller.session("session_id", request.session_id)
-        if len(set(hashes)) != len(hashes):
-            raise error("BAD_KEY", "a block stands twice in one chain")
+        checks.distinct(hashes)
         if request.first_block >= len(hashes):
             raise error(
                 "BAD_REQUEST", f"first_block {request.first_block} is not one of {len(hashes)} blocks"
@@ -341,8 +340,7 @@ class CacheService:
         session_id = caller.session("session_id", request.session_id)
         if len(request.parent_hash) not in (0, HASH_BYTES):
             raise error("BAD_KEY", f"parent_hash must be empty or 32 bytes, is {len(request.parent_hash)}")
-        if len(set(hashes)) != len(hashes) or request.parent_hash in hashes:
-            raise error("BAD_KEY", "a block stands twice in one chain")
+        checks.distinct([*hashes, request.parent_hash])
         deadline_at = float("inf")
         if request.deadline_ms:
             deadline_at = self.appliance.clock() + request.deadline_ms / 1000

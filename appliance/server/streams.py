@@ -24,6 +24,7 @@ from ..core import events
 from ..core.results import KeepAliveResult, PutResult, ReadyFragment, Refusal
 from ..core.shares import Shares
 from ..errors import error, from_refusal
+from ..security import request_checks as checks
 from ..security.callers import Caller
 from ..security.client_registry import ConnectedClient
 from .cache_service import CacheService
@@ -33,7 +34,7 @@ CHUNK_BYTES = 1 << 20  # of an answer; gRPC's own limit for a message is 4 MiB
 #: Payload of all puts over gRPC in progress, which is held in memory meanwhile; also the largest single put,
 #: of a tenant a half of it.
 MAX_STREAM_PUT_BYTES = 256 << 20
-#: Puts over gRPC in progress; the rest of MAX_CONCURRENT_RPCS (grpc_server.py) is for the other calls.
+#: Puts over gRPC in progress; the rest of MAX_CALLS (grpc_server.py) is for the other calls.
 MAX_STREAM_PUTS = 192
 #: Silence after which a put ends: the slowest link on which it does not sends a megabyte in that time.
 IDLE_S = 30.0
@@ -97,9 +98,6 @@ class PutBuffers:
 
     def view(self, offset: int, length: int, /) -> Buffer:
         """Return the bytes of a span, for a copy. Raises CopyError when the buffer was given back."""
-        return self._view(offset, length)
-
-    def _view(self, offset: int, length: int) -> Buffer:
         buffer = self._buffers.get(offset >> _ADDRESS_BITS)
         if buffer is None:
             raise CopyError(Cause.SOURCE_GONE, "the put has ended")
@@ -219,9 +217,10 @@ class ByteStreams:
         """
         service = self._service
         client = service.client_of(caller, request.acquire.client_id)
+        codec_ids = checks.codecs(request.codecs)
         replies = service.start_acquire(caller, request.acquire, lambda result: result)
         lease_id = num_blocks = 0
-        encoder = self._encoder(caller, client, request)
+        encoder = self._encoder(caller, client, request.acquire.namespace_id, codec_ids)
         meter = SendMeter()
         try:
             async for result in replies:
@@ -238,15 +237,17 @@ class ByteStreams:
             if lease_id:
                 service.appliance.step(events.ReleaseRequested(None, client.id, [lease_id]))
 
-    def _encoder(self, caller: Caller, client: ConnectedClient, request: pb.GetRequest) -> GetEncoder:
+    def _encoder(
+        self, caller: Caller, client: ConnectedClient, namespace_id: int, codec_ids: frozenset[int]
+    ) -> GetEncoder:
         """Return what encodes the fragments of this get, knowing what is known of its connection."""
         service = self._service
-        if client.encoder is None or client.encoder.codec_ids != frozenset(request.codecs):
-            client.encoder = StreamEncoder(request.codecs)
+        if client.encoder is None or client.encoder.codec_ids != codec_ids:
+            client.encoder = StreamEncoder(tuple(codec_ids))
         return GetEncoder(
             client.encoder,
             service.compression,
-            service.identity_of(caller, request.acquire.namespace_id),
+            service.identity_of(caller, namespace_id),
             self._view,
             lambda part: service.memory(part.tier).checksum(part.place),
         )

@@ -271,6 +271,11 @@ async def release_too_large(stub: "KVCacheServiceAsyncStub") -> object:
     return await stub.Release(pb.ReleaseRequest(client_id=await opened(stub), lease_ids=[1] * 600_000))
 
 
+async def get_with_endless_codecs(stub: "KVCacheServiceAsyncStub") -> object:
+    acquire = pb.AcquireRequest(client_id=await opened(stub), namespace_id=1, prefix_hashes=b"x" * 32)
+    return [answer async for answer in stub.Get(pb.GetRequest(acquire=acquire, codecs=range(65)))]
+
+
 async def put_too_large(stub: "KVCacheServiceAsyncStub") -> object:
     return await stub.Put(put_parts(await opened(stub), 65))
 
@@ -327,6 +332,7 @@ GRPC_REFUSALS = [
     ("BAD_SPAN", commit_without_staging),
     ("TOO_LARGE", put_too_large),
     ("TOO_LARGE", release_too_large),
+    ("BAD_REQUEST", get_with_endless_codecs),
     ("BAD_REQUEST", put_too_short),
     ("BAD_REQUEST", put_too_long),
     ("BAD_REQUEST", put_without_header),

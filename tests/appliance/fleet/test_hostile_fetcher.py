@@ -2,10 +2,13 @@
 
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
+import pytest
 
 from kvtier.appliance.fleet.data_listener import MAX_CONNECTIONS
 from kvtier.appliance.fleet.tickets import MAX_TICKETS, SEND_S
@@ -16,7 +19,9 @@ from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of
 from ...waiting import until
 
 
-def ticket_of(host: Host, chain: int, num_blocks: int = CHAIN_BLOCKS) -> pb.FetchBlocksResponse:
+def ticket_of(
+    host: Host, chain: int, num_blocks: int = CHAIN_BLOCKS, repeats: int = 1, codecs: Sequence[int] = ()
+) -> pb.FetchBlocksResponse:
     """Return a ticket for blocks of a chain, as a host gets it."""
     digest = IDENTITY.digest
     with grpc.insecure_channel(host.address) as channel:
@@ -27,7 +32,8 @@ def ticket_of(host: Host, chain: int, num_blocks: int = CHAIN_BLOCKS) -> pb.Fetc
         request = pb.FetchBlocksRequest(
             epoch=epoch,
             namespace_digest=digest,
-            prefix_hashes=b"".join(names_of(chain, num_blocks)),
+            prefix_hashes=b"".join(names_of(chain, num_blocks)) * repeats,
+            codecs=codecs,
             deadline_ms=60_000,
         )
         return stub.FetchBlocks(request, timeout=60)
@@ -84,6 +90,29 @@ def test_hosts_that_take_nothing_leave_threads_for_others(tmp_path: Path) -> Non
             stopped.sendall(ticket.ticket)
         assert second.read(2) == CHAIN_BLOCKS
         assert second.counter("peer_fetches_broken") == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [({"repeats": 2}, "a block stands twice"), ({"codecs": range(65)}, "limit 64")]
+)
+def test_what_no_host_asks_for_is_refused(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with fleet(tmp_path, 1) as (host,):
+        host.put(1)
+        with pytest.raises(grpc.RpcError, match=words):
+            ticket_of(host, 1, **more)
+
+
+def test_tickets_that_cannot_be_pushed_do_not_stay(tmp_path: Path) -> None:
+    """Before: a push that this host cannot make kept its ticket, and after 16 of them no host got any."""
+    with fleet(tmp_path, 1, peers__transport="tcp") as (host,):
+        host.put(1)
+        with grpc.insecure_channel(host.address) as channel:
+            ticket = ticket_of(host, 1)
+            with pytest.raises(grpc.RpcError, match="no such ticket"):
+                PeerServiceStub(channel).PushBlocks(pb.PushBlocksRequest(ticket=ticket.ticket), timeout=60)
+        with socket.create_connection(("127.0.0.1", ticket.data_port), 60) as connection:
+            connection.sendall(ticket.ticket)
+            assert connection.recv(4) == b"kvtr"
 
 
 def test_a_ticket_is_good_once(tmp_path: Path) -> None:
