@@ -6,14 +6,17 @@ sockets are used: asyncio's streams cost two more turns of the loop per call. Wh
 connections take turns (local_turns.py).
 
 The peer is bounded in what it may make us keep: while it does not read its answers, nothing more is read
-from it, and answers that arrive meanwhile may gather up to MAX_UNSENT_BYTES.
+from it, and answers that arrive meanwhile may gather up to MAX_UNSENT_BYTES. The kernel bounds descriptors
+that were sent and not received, by user: with more than MAX_DESCRIPTORS of them nothing is read, either.
 """
 
 import asyncio
+import fcntl
 import logging
 import os
 import socket
 import struct
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -22,7 +25,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from ...tiers.block import tenant_of
-from ...v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
+from ...v1.local import MAX_DESCRIPTORS, MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
 from ..errors import REASONS, ApplianceError, error, to_detail
 from ..replies import AnswerQueue
 from ..security.callers import Caller
@@ -36,6 +39,7 @@ NAMES = {method: "".join(map(str.capitalize, method.name.split("_"))) for method
 
 RECEIVE_BYTES = 64 << 10  # malloc may map and unmap larger ones each time: 12 us in a new process, not 1
 MAX_UNSENT_BYTES = 2 * MAX_PAYLOAD_BYTES
+LOOK_S, MAX_LOOK_S = 0.01, 1.0  # until it is looked whether the peer has read them, twice as long each time
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _SO_PEERPIDFD = 77  # Linux 6.5; the socket module has no name for it
 
@@ -66,8 +70,9 @@ class LocalConnection:
         self._decoder = Decoder()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._num_unsent_bytes = 0
+        self._num_descriptors = 0  # queued since the peer had read all
         self._is_writing = False
-        self._num_pauses = 0  # reasons not to read: unsent answers, an attach in progress
+        self._num_pauses = 0  # reasons not to read: unsent answers or descriptors, an attach in progress
         self._streams: Tasks[None] = Tasks()
         self._pidfd = _pidfd(connection, self.pid)
         self._loop.add_reader(connection, self._on_readable)
@@ -178,8 +183,34 @@ class LocalConnection:
             problem = error("TOO_MANY_BLOCKS", f"the answer has {len(payload)} bytes; ask for fewer blocks")
             flags, payload, fds = Flag.LAST | Flag.ERROR, to_detail(problem).SerializeToString(), ()
         data = encode(Frame(frame.method, flags, frame.call, payload))
-        self._unsent.append((memoryview(data), _duplicates(fds)))
+        own = _duplicates(fds)
+        if own:
+            self._count_descriptors(len(own))
+        self._unsent.append((memoryview(data), own))
         self._num_unsent_bytes += len(data)
+
+    def _count_descriptors(self, number: int) -> None:
+        """Count descriptors of an answer; read nothing more while the peer has too many to receive."""
+        before = self._num_descriptors if self._has_unread() else 0
+        self._num_descriptors = before + number
+        if before <= MAX_DESCRIPTORS < self._num_descriptors:
+            self.pause()
+            self._loop.call_later(LOOK_S, self._look_received, LOOK_S)
+
+    def _look_received(self, again_s: float) -> None:
+        """Read again once the peer has received everything."""
+        if self.closed:
+            return
+        if self._has_unread():
+            again_s = min(2 * again_s, MAX_LOOK_S)
+            self._loop.call_later(again_s, self._look_received, again_s)
+        else:
+            self._num_descriptors = 0
+            self.resume()
+
+    def _has_unread(self) -> bool:
+        """Return whether the peer has something of its answers to receive."""
+        return bool(self._unsent) or any(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
 
     def flush(self) -> None:
         """Send what is queued, as far as the peer takes it; the rest when it takes more."""

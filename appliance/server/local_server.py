@@ -357,8 +357,10 @@ class LocalServer:
         request = local_pb2.MapExtentsRequest.FromString(frame.payload)
         client = connection.caller.client
         assert client is not None
-        if not 0 < len(request.extents) <= MAX_DESCRIPTORS:
-            raise error("BAD_REQUEST", f"ask for 1 to {MAX_DESCRIPTORS} extents at a time")
+        if not 0 < len(request.extents) <= MAX_DESCRIPTORS or len(set(request.extents)) < len(
+            request.extents
+        ):
+            raise error("BAD_REQUEST", f"ask for 1 to {MAX_DESCRIPTORS} extents at a time, each once")
         own = self._service.domain_number(client.domain)
         fds = []
         for number in request.extents:

@@ -20,6 +20,7 @@ from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from kvtier.v1.errors import DETAIL_KEY
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from kvtier.v1.local import Method
+from kvtier.v1.residence import RESIDENCE_EXTENT
 
 from .conftest import small_settings
 from .loops import DaemonThread
@@ -194,6 +195,7 @@ LOCAL_REFUSALS: dict[str, tuple[str, Callable[[RawClient], Attempt]]] = {
         lambda raw: lambda: [store_in(raw, model * 16) for model in (b"m", b"n", b"o")],
     ),
     "extents of nobody": ("UNKNOWN_EXTENT", lambda raw: lambda: raw.map_extents([10_000])),
+    "an extent twice": ("BAD_REQUEST", lambda raw: lambda: raw.map_extents([RESIDENCE_EXTENT] * 2)),
     "too many extents": ("BAD_REQUEST", lambda raw: lambda: raw.map_extents(list(range(65)))),
     "pins beyond the tier": ("TIER_FULL", lambda raw: pin_all(raw)),
 }

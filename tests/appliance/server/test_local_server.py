@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import random
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +25,8 @@ from kvtier.tiers.block import Tier
 from kvtier.tiers.memory.staging import StagingExtent
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import local_pb2
-from kvtier.v1.local import HEADER, MAX_PAYLOAD_BYTES, Flag, Frame, Method, encode
+from kvtier.v1.local import HEADER, MAX_DESCRIPTORS, MAX_PAYLOAD_BYTES, Flag, Frame, Method, encode
+from kvtier.v1.residence import RESIDENCE_EXTENT
 
 from ...waiting import until
 from ..conftest import small_settings
@@ -133,6 +136,26 @@ def test_who_does_not_read_is_not_read_from(served: DaemonThread, raw: RawClient
             choked = served.call(lambda: [c for c in local.connections if c._unsent])
         assert [c._num_unsent_bytes <= local_connection.RECEIVE_BYTES * 2 for c in choked] == [True]
         assert raw.register().namespace_id == 1, "others are served meanwhile"
+
+
+def test_descriptors_that_are_not_received_are_bounded(served: DaemonThread) -> None:
+    """Before: 64 in each of as many answers as the socket held, 17,000, and no connection got any more."""
+    num_calls, local = 3 * MAX_DESCRIPTORS, served.daemon.local
+    with RawClient(path_of(served)) as mute:
+        mute.attach()
+        request = local_pb2.MapExtentsRequest(extents=[RESIDENCE_EXTENT]).SerializeToString()
+        frames = [encode(Frame(Method.MAP_EXTENTS, Flag.NONE, 100 + n, request)) for n in range(num_calls)]
+        served.call(lambda: mute.socket.sendall(b"".join(frames)))  # one wake-up finds them all
+        assert local is not None
+        (connection,) = local.connections
+        until(lambda: _num_unread_bytes(mute) > 0 and served.call(lambda: not connection.is_waiting))
+        assert _num_unread_bytes(mute) <= (MAX_DESCRIPTORS + 1) * len(frames[0])
+        assert [mute.receive().call for _ in frames] == list(range(100, 100 + num_calls))
+        assert len(mute.descriptors) == 2 + num_calls
+
+
+def _num_unread_bytes(client: RawClient) -> int:
+    return int.from_bytes(fcntl.ioctl(client.socket, termios.FIONREAD, bytes(4)), "little")
 
 
 def test_who_never_attaches_is_cut_off(
