@@ -9,8 +9,8 @@ waited for.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -27,18 +27,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 0.01
+RETRY_S, MAX_RETRY_S = 0.01, 1.0  # twice as long each time
 
 
 class Awaits:
     """Executes AwaitBlocks and StopAwaiting. Owned by the event loop."""
 
     def __init__(
-        self, hosts: KnownHosts, deliver: Callable[[Event], None], clock: Callable[[], float]
+        self,
+        hosts: KnownHosts,
+        deliver: Callable[[Event], None],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._hosts = hosts
         self._deliver = deliver
         self._clock = clock
+        self._sleep = sleep
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def execute(self, work: AwaitBlocks | StopAwaiting) -> None:
@@ -67,7 +72,7 @@ class Awaits:
 
     async def _follow_at(self, host: FleetHost, work: AwaitBlocks) -> int:
         """Pass on what `host` tells in this life of it; return the number of blocks told of."""
-        epoch, told = host.epoch, 0
+        epoch, told, retry_s = host.epoch, 0, RETRY_S
         while host.is_live and host.epoch == epoch and host.stub is not None:
             try:
                 return await self._listen(host, host.stub, work, told)
@@ -80,7 +85,8 @@ class Awaits:
             except asyncio.CancelledError:
                 if is_cancelled():
                     raise
-            await asyncio.sleep(RETRY_S)  # its stream may have been opened anew, for other namespaces
+            await self._sleep(retry_s)  # its channel may be opened anew
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
         return told
 
     async def _listen(

@@ -13,7 +13,7 @@ import grpc
 
 from kvtier.appliance.core.events import BlocksTold
 from kvtier.appliance.core.instructions import AwaitBlocks, StopAwaiting
-from kvtier.appliance.fleet.awaits import Awaits
+from kvtier.appliance.fleet.awaits import MAX_RETRY_S, RETRY_S, Awaits
 from kvtier.appliance.fleet.fleet_host import MAX_AWAITS, FleetHost
 from kvtier.appliance.server.grpc_server import MAX_AWAITED
 from kvtier.v1 import peer_pb2 as pb
@@ -67,6 +67,33 @@ def test_chains_awaited_at_a_host_are_bounded_and_shared_by_isolation_domain() -
         assert {type(event) for event in told} == {BlocksTold}
 
     run(main())
+
+
+def test_a_host_that_is_not_there_is_asked_less_and_less_often() -> None:
+    """Before: a hundred times a second, for each chain and as long as ten minutes."""
+    pauses: list[float] = []
+
+    async def main() -> None:
+        async def refused(request: Any, **_: float) -> AsyncIterator[Any]:
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+            yield
+
+        async def passed(pause_s: float) -> None:
+            pauses.append(pause_s)
+            host.is_live = len(pauses) < 10
+
+        host, told = FleetHost("host:1"), list[Any]()
+        host.is_live, host.stub = True, SimpleNamespace(AwaitBlocks=refused)  # type: ignore[assignment]
+        hosts: Any = SimpleNamespace(at={"host:1": host}.get)
+        awaits = Awaits(hosts, told.append, lambda: 0.0, passed)
+        awaits.execute(AwaitBlocks(1, IDENTITY, names_of(1), "host:1", 60.0))
+        for _ in range(10):
+            await turns()
+        await awaits.stop()
+        assert told == [BlocksTold(1, 0, is_over=True)]
+
+    run(main())
+    assert pauses == [min(RETRY_S * 2**tries, MAX_RETRY_S) for tries in range(10)]
 
 
 def test_a_chain_is_awaited_on_when_its_channel_closes_and_not_when_its_task_is_cancelled() -> None:
