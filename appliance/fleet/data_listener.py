@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from ...sources.peers.connection import TICKET_BYTES, ConnectionLost, bound_waits, break_off, settled
+from ...sources.peers.connection import IDLE_S, TICKET_BYTES, ConnectionLost, bound_waits, break_off, settled
 from ...sources.peers.sending import send_payloads
 from ...tiers.codecs.streaming import CHECKSUM_BYTES, Encoded, StreamChoice, StreamEncoder
 from ..errors import StartError
@@ -130,7 +130,8 @@ class DataListener:
                     return
                 connection.setblocking(False)
                 if not (isinstance(connection, ssl.SSLSocket) and connection.pending()):
-                    await self._ready(connection)
+                    async with asyncio.timeout(IDLE_S):  # of a host that died it is never heard
+                        await self._ready(connection)
                 async with asyncio.timeout(READ_S):
                     number = await self._read_ticket(connection)
         except (OSError, ConnectionLost, RuntimeError) as problem:  # the last: no thread begins at the end
@@ -246,7 +247,7 @@ class DataListener:
             is_sent = True
         except (OSError, ConnectionLost) as problem:
             log.debug("data connection: %s", problem)
-            break_off(connection)  # before its ticket ends: the kernel may still hold pages
+            break_off(connection)
         finally:
             self._loop.call_soon_threadsafe(self._tickets.end, ticket, is_sent)
         return is_sent

@@ -4,11 +4,12 @@ import asyncio
 import socket
 import threading
 from collections import Counter
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from ...sources.peers.connection import break_off, is_quiet
+from ...sources.peers.connection import IDLE_S, break_off, is_quiet
 from ...sources.peers.inventory import HostInventory
 from ...v1.types_pb2 import HostLoad
 from ..core.shares import Shares
@@ -53,7 +54,7 @@ class FleetHost:
         self.counters: Counter[str] = Counter()
         self.stub: PeerServiceAsyncStub | None = None
         self._num_silent = 0  # times in a row that it did not answer
-        self._idle: list[socket.socket] = []
+        self._idle: list[tuple[float, socket.socket]] = []  # since when
         self._lock = threading.Lock()
 
     @property
@@ -84,8 +85,8 @@ class FleetHost:
         """Return an open data connection; None when there is none."""
         with self._lock:
             while self._idle:
-                connection = self._idle.pop()
-                if is_quiet(connection):
+                since, connection = self._idle.pop()
+                if monotonic() - since < IDLE_S / 2 and is_quiet(connection):
                     return connection
                 connection.close()
         return None
@@ -94,7 +95,7 @@ class FleetHost:
         """Keep a data connection for the next fetch."""
         with self._lock:
             if self.is_live and len(self._idle) < MAX_IDLE and is_quiet(connection):
-                self._idle.append(connection)
+                self._idle.append((monotonic(), connection))
                 return
         break_off(connection)
 
@@ -106,7 +107,7 @@ class FleetHost:
         self.inventory, self.load = HostInventory(), HostLoad()
         with self._lock:
             idle, self._idle = self._idle, []
-        for connection in idle:
+        for _, connection in idle:
             connection.close()
 
 

@@ -9,8 +9,9 @@
     1 byte                            ->   the holder lets go of the blocks
     another ticket ...                ->
 
-The last byte matters: what `sendfile` handed to the kernel is read from the slots' own pages until it has
-arrived, so they may not be used for other blocks before that.
+The last byte says that all has arrived and is what its checksums say; without it the ticket counts as broken.
+A connection waits for its next ticket for IDLE_S; a fetcher uses none that was idle for half as long, so that
+none ends while its ticket is on its way.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ HEADER: Final = struct.Struct("<4sI")
 MAGIC, CODED_MAGIC = b"kvtr", b"kvtc"
 CODED_HEADER: Final = struct.Struct("<II")  # codec and length of one payload
 DONE: Final = b"\x01"
+IDLE_S: Final = 60.0
 SLICE_S: Final = 0.25  # of one wait in the kernel, between two looks at the clock
 #: What a socket raises when a wait is over; the rest of OSError ends the connection.
 WAITED: Final = (BlockingIOError, InterruptedError, TimeoutError)
@@ -61,7 +63,7 @@ def bound_waits(connection: socket.socket) -> None:
 
 
 def break_off(connection: socket.socket) -> None:
-    """Close a connection at once: what the kernel has still to send is dropped, and its pages are free."""
+    """Close a connection at once: what the kernel has still to send is dropped."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

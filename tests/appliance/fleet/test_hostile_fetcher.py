@@ -10,13 +10,19 @@ from typing import Any
 import grpc
 import pytest
 
+from kvtier.appliance.fleet import data_listener, fleet_host
 from kvtier.appliance.fleet.data_listener import MAX_CONNECTIONS
 from kvtier.appliance.fleet.tickets import MAX_TICKETS, SEND_S
+from kvtier.sources.peers.connection import IDLE_S
+from kvtier.sources.peers.receiving import PayloadReader
 from kvtier.v1 import peer_pb2 as pb
 from kvtier.v1.peer_pb2_grpc import PeerServiceStub
 
 from ...e2e.fleet_hosts import CHAIN_BLOCKS, IDENTITY, Host, fleet, names_of
 from ...waiting import until
+from ..conftest import small_settings
+from ..loops import DaemonThread
+from ..raw_client import RawClient, chain
 
 
 def ticket_of(
@@ -127,6 +133,50 @@ def test_a_ticket_is_good_once(tmp_path: Path) -> None:
                 except ConnectionResetError:
                     answer = b""
                 assert answer == (b"kvtr" if is_good else b"")
+
+
+def test_a_connection_without_a_next_ticket_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: never; connections of hosts that had died kept all others out."""
+    monkeypatch.setattr(data_listener, "IDLE_S", 0.05)
+    sections: dict[str, Any] = {
+        "listen": [f"unix://{tmp_path}/k.sock", "127.0.0.1:0"],
+        "peers": {"hosts": ["127.0.0.1:1"]},
+        "access": {"insecure": True},
+    }
+    settings = small_settings(tmp_path, **sections)
+    with DaemonThread(settings) as served, RawClient(served.daemon.service.facts.local_socket_path) as raw:
+        raw.attach()
+        namespace, blocks = raw.register(), chain(1)
+        raw.put(namespace, blocks, bytes(16384))
+        asked = pb.FetchBlocksRequest(
+            epoch=served.daemon.service.facts.epoch,
+            namespace_digest=namespace.digest,
+            prefix_hashes=blocks[0],
+            deadline_ms=60_000,
+        )
+        with grpc.insecure_channel(served.daemon.grpc.addresses[1]) as channel:
+            ticket = PeerServiceStub(channel).FetchBlocks(asked, timeout=60)
+        with socket.create_connection(("127.0.0.1", ticket.data_port), 60) as connection:
+            reader = PayloadReader(connection, time.monotonic, lambda silent_s: None)
+            reader.begin(ticket.ticket, 2)
+            reader.fill_many([memoryview(bytearray(8192)) for _ in range(2)])
+            reader.end()
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other end may be about to close it."""
+    now = [0.0]
+    monkeypatch.setattr(fleet_host, "monotonic", lambda: now[0])
+    host = fleet_host.FleetHost("127.0.0.1:1")
+    host.is_live = True
+    for idle_s, is_used in ((IDLE_S / 2 - 1, True), (IDLE_S / 2 + 1, False)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            host.give_idle(ours)
+            now[0] += idle_s
+            assert (host.take_idle() is ours) == is_used
 
 
 def test_strangers_of_one_address_take_no_place_of_another(tmp_path: Path) -> None:
