@@ -2,6 +2,10 @@
 
 One stream to each, which is also its sign of life: a host that is silent for SILENCE_S, or has another epoch
 than before, holds nothing any more. So a host that was restarted is never asked for what it held before.
+
+A stream tells of the namespaces that this host had when it began. For others a new one begins, with a whole
+snapshot, once that of the last one was complete, and every RENEW_S at most: clients may register namespaces
+at any pace. Its channel stays, as fetches use it.
 """
 
 import asyncio
@@ -17,6 +21,8 @@ from ...sources.directories.records import refusal_of
 from ...sources.peers.inventory import NAME_BYTES, HostInventory, short_names
 from ...v1 import peer_pb2 as pb
 from ...v1.peer_pb2_grpc import PeerServiceStub
+from ...v1.types_pb2 import HostLoad
+from ..security.callers import RateLimit
 from ..tasks import end
 from .finding import ChainPart, Held
 from .fleet_host import FleetHost, open_channel
@@ -29,6 +35,7 @@ log = logging.getLogger(__name__)
 
 SILENCE_S: Final = 3.0
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
+RENEW_S: Final = 5.0
 MAX_HOST_NAME: Final = 64
 #: In one message; what an honest host sends is shorter (holdings.py). Half a million took 170 ms of the loop.
 MAX_NAMES_AT_ONCE: Final = 20_480
@@ -107,14 +114,14 @@ class Hosts:
 
     async def _watch(self, host: FleetHost) -> None:
         """Follow one host until cancelled."""
-        retry_s = RETRY_S
+        retry_s, renewals = RETRY_S, RateLimit(1 / RENEW_S)
         while True:
             try:
                 async with open_channel(host.address, self._tls) as channel:
                     host.stub = PeerServiceStub(channel)
-                    await self._follow(host, host.stub)
-                    retry_s = RETRY_S
-                    continue  # there are other namespaces now
+                    while True:
+                        await self._follow(host, host.stub, renewals)
+                        retry_s = RETRY_S
             except (grpc.aio.AioRpcError, OSError, TimeoutError) as failure:
                 problem = _words_of(failure)
             was_live, said = host.is_live, host.problem
@@ -127,16 +134,16 @@ class Hosts:
             await asyncio.sleep(retry_s * (0.5 + random.random() / 2))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 
-    async def _follow(self, host: FleetHost, stub: "PeerServiceAsyncStub") -> None:
-        """Take in what a host says; returns when this host has other namespaces than it was asked for."""
-        digests = self._digests()
+    async def _follow(self, host: FleetHost, stub: "PeerServiceAsyncStub", renewals: RateLimit) -> None:
+        """Take in what a host says; returns when this host has namespaces that it was not asked for."""
+        digests, clock, is_complete = self._digests(), asyncio.get_running_loop().time, False
         request = pb.WatchInventoryRequest(
             namespace_digests=sorted(digests), stores_in_plain=self._stores_in_plain
         )
         call = stub.WatchInventory(request)
         coming = HostInventory()
         try:
-            while self._digests() == digests:
+            while self._digests() <= digests or not is_complete or renewals.take(clock()):
                 async with asyncio.timeout(SILENCE_S):
                     message = await call.read()
                 if not isinstance(message, pb.WatchInventoryResponse):
@@ -147,15 +154,17 @@ class Hosts:
                 if message.epoch != host.epoch:
                     host.forget("it has started anew")
                     host.epoch = message.epoch
-                host.name = "".join(filter(str.isprintable, message.host))[:MAX_HOST_NAME]
-                host.load, host.tells_tiers = message.load, message.tells_tiers
+                host.name = "".join(filter(str.isprintable, message.host[:MAX_HOST_NAME]))
+                message.load.DiscardUnknownFields()  # of any length
+                host.load, host.tells_tiers = HostLoad(), message.tells_tiers
+                host.load.CopyFrom(message.load)
                 if message.is_reset:
                     if refusal := refusal_of(message.protocol or 1, message.oldest or 1):
                         raise OSError(refusal)
                     coming = HostInventory()
                 num_names = await _take(coming, message, digests)
                 if message.is_complete:
-                    host.inventory = coming
+                    host.inventory, is_complete = coming, True
                     if not host.is_live:
                         log.info("host %s (%s) is asked from now on", host.address, host.name)
                         host.is_live, host.problem = True, ""
@@ -176,7 +185,8 @@ async def _take(
 ) -> int:
     """Take in changes of namespaces that were asked for; sorting many happens in a thread. Returns how many
     names there were. Raises OSError for more than a host sends at once."""
-    num_names = sum(len(one.added) + len(one.removed) for one in message.changes) // NAME_BYTES
+    num_bytes = sum(max(len(one.added) + len(one.removed), len(one.added_on_disk)) for one in message.changes)
+    num_names = num_bytes // NAME_BYTES + len(message.changes)
     if num_names > MAX_NAMES_AT_ONCE:
         raise OSError(f"it names {num_names} blocks in one message, which no host does")
     for change in message.changes:
