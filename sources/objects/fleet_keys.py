@@ -12,9 +12,9 @@ mark is never deleted, so its number cannot be given out again.
 
 Hosts list `v1/k/` every LOOK_S, one request; a key is not used longer than MAX_AGE_S after the last listing
 that showed it. What is listed is read when it is needed. A wrap is bound to its tenant, key id and number.
-Names may be planted: a listing ends after MAX_LISTED of them, or at one that cannot be listed (`v1/k//x`); a
-tenant that is used here is then listed on its own. Listings may lag, too: an erasure looks for later numbers
-by name. A wrap of another master key harms the tenant it is named by, no other one.
+Names may be planted: a listing ends after MAX_LISTED of them or LISTING_S, or at one that cannot be listed
+(`v1/k//x`); a tenant that is used here is then listed on its own. Listings may lag, too: an erasure looks for
+later numbers by name. A wrap of another master key harms the tenant it is named by, no other one.
 
 Rejected: one object a tenant that is replaced (a host that wraps anew would bring an erased key back, unless
 the store compares when it replaces, which folders and some stores do not); a key of the store between master
@@ -30,7 +30,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from ...tiers.base import Cause, CopyError
@@ -47,7 +47,8 @@ LOOK_S: Final = 30.0
 MAX_AGE_S: Final = 60.0
 MAX_WRAP_BYTES: Final = 4096
 NUM_CHECKED: Final = 32  # wraps read at a start, at most
-MAX_LISTED: Final = 65_536  # names that one listing looks at
+MAX_LISTED: Final = 65_536  # names that one listing looks at, whatever they are
+LISTING_S: Final = 30.0  # of one listing
 MAX_TRIES: Final = 100  # numbers that other hosts may take while one is looked for
 _ERASED: Final = b'{"erased": true}'
 _MARK: Final = 0  # of key ids
@@ -218,12 +219,12 @@ class FleetKeys:
             with self._lock:
                 self._noted = {}
                 known = {tenant_folder(tenant) for tenant in self._known}
-            newest, problem = _newest(self._opened(), TENANT_KEYS)
+            newest, problem = self._listed(TENANT_KEYS)
             alone: set[str] = set()
             if problem:
                 log.error("object store: not all of %s is listed: %s", TENANT_KEYS, problem)
                 for folder in known - newest.keys():
-                    own, trouble = _newest(self._opened(), f"{TENANT_KEYS}{folder}/")
+                    own, trouble = self._listed(f"{TENANT_KEYS}{folder}/")
                     newest |= own
                     alone |= {folder} if own or not trouble else set()
             with self._lock:
@@ -232,6 +233,23 @@ class FleetKeys:
                 self._newest, self._looked_at = newest, self._clock()
                 self._listed_alone = alone if problem else None
                 self._compare_known()
+
+    def _listed(self, prefix: str) -> tuple[dict[str, int], str]:
+        """Return the newest number of every tenant that has any, by folder, and why not all names were
+        listed; empty when they were."""
+        newest: dict[str, int] = {}
+        ends_at = self._clock() + LISTING_S
+        try:
+            for number, one in enumerate(self._opened().objects(prefix)):
+                if number == MAX_LISTED or self._clock() > ends_at:
+                    return newest, f"{number} names, and more; delete what is no tenant's newest key"
+                if (name := parse_tenant_key(one.key)) is not None:
+                    newest[name.tenant] = max(name.number, newest.get(name.tenant, 0))
+        except StoreError as error:
+            if error.problem is not StoreProblem.FOREIGN_NAME:
+                raise
+            return newest, str(error)
+        return newest, ""
 
     def _compare_known(self) -> None:
         """Forget the keys that the last listing does not show."""
@@ -256,7 +274,7 @@ class FleetKeys:
             return known
         folder = tenant_folder(tenant)
         if self._listed_alone is not None and folder not in self._newest.keys() | self._listed_alone:
-            own, problem = _newest(self._opened(), f"{TENANT_KEYS}{folder}/")
+            own, problem = self._listed(f"{TENANT_KEYS}{folder}/")
             if problem and not own:  # no key is made beside one that is not seen
                 raise StoreError(StoreProblem.FOREIGN_NAME, problem)
             self._newest |= own
@@ -378,22 +396,6 @@ def _names(store: ObjectStore, prefix: str) -> Iterator[TenantKeyName]:
         name = parse_tenant_key(one.key)
         if name is not None:
             yield name
-
-
-def _newest(store: ObjectStore, prefix: str) -> tuple[dict[str, int], str]:
-    """Return the newest number of every tenant that has any, by folder, and why not all names were listed;
-    empty when they were."""
-    newest: dict[str, int] = {}
-    names = _names(store, prefix)
-    try:
-        for name in islice(names, MAX_LISTED):
-            newest[name.tenant] = max(name.number, newest.get(name.tenant, 0))
-        is_whole = next(names, None) is None
-    except StoreError as error:
-        if error.problem is not StoreProblem.FOREIGN_NAME:
-            raise
-        return newest, str(error)
-    return newest, "" if is_whole else f"more than {MAX_LISTED} names; delete what is no tenant's newest key"
 
 
 def _read(store: ObjectStore, name: TenantKeyName) -> _Wrap | None:

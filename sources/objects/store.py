@@ -170,7 +170,7 @@ class ObjectStore:
                 del self._creating[task]
 
     def abandon(self) -> None:
-        """End every `create` that is under way with a StoreError, and those that come."""
+        """End every `create` and `objects` that is under way with a StoreError, and those that come."""
         with self._lock:
             self._is_abandoned = True
             for task, loop in self._creating.items():
@@ -281,6 +281,8 @@ class ObjectStore:
         try:
             with self._request("list"):
                 for chunk in list_objects(self._store, prefix):
+                    if self._is_abandoned:
+                        raise StoreError(StoreProblem.FAILED, f"{prefix}: given up")
                     for found in chunk:
                         yield ObjectInfo(found["path"], found["size"], found["last_modified"].timestamp())
         except FileNotFoundError as error:

@@ -9,7 +9,7 @@ from threading import Barrier, Event
 import pytest
 
 from kvtier.appliance.observability.logs import message
-from kvtier.sources.objects.fleet_keys import MAX_AGE_S, MAX_LISTED, FleetKeys, erase_tenant
+from kvtier.sources.objects.fleet_keys import LISTING_S, MAX_AGE_S, MAX_LISTED, FleetKeys, erase_tenant
 from kvtier.sources.objects.keys import TENANT_KEYS, TenantKeyName, bundle_key, tenant_folder
 from kvtier.sources.objects.layout import BundleChain
 from kvtier.sources.objects.problems import StoreError, StoreProblem
@@ -124,28 +124,53 @@ def test_a_wrap_of_another_master_key_harms_its_tenant_alone(tmp_path: Path) -> 
 
 
 class Planted(ObjectStore):
-    """A folder whose listings of all keys begin with planted names."""
+    """A folder whose listings of all keys begin with planted names, each of which takes `takes_s`."""
 
     num_planted = 4 * MAX_LISTED
     num_listed = 0
+    suffix = ""
+    takes_s = 0.0
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.clock = Clock()
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """See ObjectStore."""
         for number in range(self.num_planted if prefix == TENANT_KEYS else 0):
             self.num_listed += 1
-            yield ObjectInfo(str(TenantKeyName(f"{number:032x}", 0)), 1, 0.0)
+            self.clock.now += self.takes_s
+            yield ObjectInfo(str(TenantKeyName(f"{number:032x}", 0)) + self.suffix, 1, 0.0)
         yield from super().objects(prefix)
 
 
-def test_planted_names_do_not_make_a_listing_endless(tmp_path: Path) -> None:
-    store, keys = Planted(f"file://{tmp_path}"), FleetKeys(MasterKeys(OLD), Clock())
-    store.num_planted = 0
+@pytest.mark.parametrize(
+    ("suffix", "takes_s", "most"),
+    [("", 0.0, MAX_LISTED), (" is no name", 0.0, MAX_LISTED), ("", 1.0, LISTING_S)],
+    ids=["names", "foreign names", "slow"],
+)
+def test_planted_names_do_not_make_a_listing_endless(
+    suffix: str, takes_s: float, most: float, tmp_path: Path
+) -> None:
+    store = Planted(f"file://{tmp_path}")
+    keys = FleetKeys(MasterKeys(OLD), store.clock)
+    store.num_planted, store.suffix, store.takes_s = 0, suffix, takes_s
     keys.open(store)
     key = keys.key_for_writing(RED)
     store.num_planted = Planted.num_planted
     keys.refresh(0)
-    assert store.num_listed <= MAX_LISTED + 1
+    assert store.num_listed <= most + 1
     assert keys.key(RED, key.id) == key, "a tenant in use is listed on its own"
+
+
+def test_a_listing_ends_with_the_daemon(tmp_path: Path) -> None:
+    store = ObjectStore(f"file://{tmp_path}")
+    keys = FleetKeys(MasterKeys(OLD), Clock())
+    keys.open(store)
+    keys.key_for_writing(RED)
+    store.abandon()
+    with pytest.raises(StoreError, match="given up"):
+        keys.refresh(0)
 
 
 def plant(server: S3Server, key: str) -> None:
