@@ -75,8 +75,7 @@ class RankService:
         is_admin = principal.is_admin and caller.client is None
         identity = self._cache.identity_of(caller, request.namespace_id, is_admin=is_admin)
         queues = _queues(request.candidates)
-        tenant = principal.tenancy.name if principal.tenancy is not None else ""
-        tenant = tenant or principal.name
+        tenant = principal.lane
         lane = self._lanes.setdefault(tenant, _Rankings())
         if lane.num >= MAX_WAITING:
             raise error("TOO_MANY_IN_FLIGHT", f"{lane.num} rankings of the tenant wait; ask later", RETRY_S)

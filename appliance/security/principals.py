@@ -35,6 +35,11 @@ class Tenancy:
     domain: str  # isolation domain that its namespaces belong to
     most_urgent: Urgency = Urgency.DECODING
 
+    @property
+    def share(self) -> str:
+        """Return which share of a limit it uses: its isolation domain's; in the common one its own."""
+        return self.domain or self.name
+
 
 COMMON = Tenancy("", "")
 
@@ -47,6 +52,11 @@ class Principal:
     tenancy: Tenancy | None
     is_admin: bool = False
     is_host: bool = False  # another host of the fleet
+
+    @property
+    def lane(self) -> str:
+        """Return where its calls wait and count: with its tenant's, else by itself."""
+        return (self.tenancy.share if self.tenancy is not None else "") or self.name
 
 
 class Authenticator:

@@ -49,7 +49,7 @@ class Right(NamedTuple):
         """
         if self.is_administrative(principal):
             return f"administrator {principal.name}"
-        return principal.name if self.is_limited else f"{principal.name}, giving back"
+        return principal.lane if self.is_limited else f"{principal.lane}, giving back"
 
 
 _ASKS = Right(Role.TENANT, "UNKNOWN_CLIENT", is_limited=True)

@@ -104,7 +104,7 @@ class EventsService:
         The first message says that watching has begun. Raises BusyError beyond the caller's share of streams.
         """
         is_admin = caller.principal.is_admin
-        watcher = "administrators" if is_admin else caller.tenancy.name or caller.principal.name
+        watcher = "administrators" if is_admin else caller.principal.lane
         if not self._watches.take(watcher, 1):
             held = self._watches.held(watcher)
             raise error(

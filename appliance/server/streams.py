@@ -133,7 +133,7 @@ class ByteStreams:
         Raises BusyError where the tenant has too many puts in progress or no space is left, UnknownError
         after IDLE_S seconds without a message, or when the client of the put is closed.
         """
-        tenant = caller.tenancy.name
+        tenant = caller.tenancy.share
         if not self._buffers.calls.take(tenant, 1):
             raise error("TOO_MANY_IN_FLIGHT", "too many streamed puts in progress", retry_after_s=0.1)
         try:
@@ -162,7 +162,7 @@ class ByteStreams:
         num_blocks = len(header.prefix_hashes) // HASH_BYTES
         identity = service.identity_of(caller, header.namespace_id)
         num_bytes = num_blocks * identity.geometry.block_bytes
-        offset = self._buffers.open(caller.tenancy.name, num_bytes)
+        offset = self._buffers.open(caller.tenancy.share, num_bytes)
         client.receiving.add(silence)
         try:
             decoder = PutDecoder(

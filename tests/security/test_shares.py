@@ -1,16 +1,30 @@
 """What one tenant's processes can take of connections and staging memory: never what the others need."""
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
+from typing import Any
 
+import grpc
 import pytest
 
 from kvtier.appliance.errors import ApplianceError
+from kvtier.appliance.fleet import rank_service
+from kvtier.appliance.fleet.rank_service import RankService
+from kvtier.appliance.server import grpc_server, streams
+from kvtier.v1 import events_pb2
+from kvtier.v1 import kvcache_pb2 as pb
+from kvtier.v1.events_pb2_grpc import EventsServiceStub
+from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
-from ..appliance.raw_client import RawClient, Refused
+from ..appliance.raw_client import RawClient, Refused, identity
+from ..waiting import until
+from .certificates import Authority, write_server_files
 
 MIB = 1 << 20
 Record = Callable[[str, object], None]
@@ -92,3 +106,105 @@ def test_without_tenants_every_client_gets_the_staging_it_wants(tmp_path: Path) 
         assert {client.attach(staging_bytes=8 * MIB).staging_bytes for client in clients} == {8 * MIB}
         for client in clients:
             client.close()
+
+
+class Certified:
+    """A daemon and callers with certificates: two of one tenant, and one of another that shares with it."""
+
+    NAMES = ("dns:a.acme.example", "dns:b.acme.example", "dns:bolt.example")
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        authority, sections = Authority("ours"), dict[str, Any]()
+        sections["listen"] = [f"unix://{folder}/k.sock", "127.0.0.1:0"]
+        sections["access"] = {"tls": write_server_files(folder, authority)}
+        sections["tenants"] = {
+            "acme": {"members": ["dns:*.acme.example"], "sharing": "group:both"},
+            "bolt": {"members": ["dns:bolt.example"], "sharing": "group:both"},
+        }
+        self.served = stack.enter_context(DaemonThread(small_settings(folder, **sections)))
+        address = self.served.daemon.grpc.addresses[1]
+        self.channels = [
+            stack.enter_context(authority.channel(address, authority.sign(name))) for name in self.NAMES
+        ]
+        self.ended = Event()
+        self._calls: list[Any] = []  # in progress, as long as they are kept
+        stack.callback(self._end)
+
+    def _end(self) -> None:
+        self.ended.set()
+        for call in self._calls:
+            call.cancel()
+
+    def watch(self, caller: int) -> None:
+        """Begin a stream of block events."""
+        stub = EventsServiceStub(self.channels[caller])
+        self._calls.append(stub.Watch(events_pb2.WatchRequest(), timeout=60))
+        next(self._calls[-1])
+
+    def put(self, caller: int) -> None:
+        """Begin a put that is as far as its header, which does not come."""
+
+        def silent() -> Iterator[pb.PutRequest]:
+            self.ended.wait()
+            yield from ()
+
+        calls = self.served.daemon.put_buffers.calls
+        before, put = calls.taken, KVCacheServiceStub(self.channels[caller]).Put.future(silent(), timeout=60)
+        self._calls.append(put)
+        until(lambda: put.done() or calls.taken > before)
+        if put.done():
+            put.result()
+
+    def rank(self, caller: int) -> None:
+        """Begin a ranking."""
+        stub = KVCacheServiceStub(self.channels[caller])
+        request = pb.RegisterNamespaceRequest(identity=identity())
+        number = stub.RegisterNamespace(request, timeout=60).namespace_id
+        before = _Ranking.num
+        rank = stub.Rank.future(pb.RankRequest(namespace_id=number, prefix_hashes=bytes(32)), timeout=60)
+        self._calls.append(rank)
+        until(lambda: rank.done() or _Ranking.num > before)
+        if rank.done():
+            rank.result()
+
+
+class _Ranking:
+    num = 0
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "most", "begin", "other"),
+    [
+        (grpc_server, "MAX_WATCHES", 8, Certified.watch, 2),
+        (grpc_server, "MAX_CALLS", 8, Certified.watch, 1),
+        (streams, "MAX_STREAM_PUTS", 8, Certified.put, 2),
+        (rank_service, "MAX_WAITING", 1, Certified.rank, 2),
+    ],
+    ids=["watches", "calls", "puts", "rankings"],
+)
+def test_callers_of_one_isolation_domain_have_one_share(
+    module: Any,
+    limit: str,
+    most: int,
+    begin: Callable[[Certified, int], None],
+    other: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before: one for each tenant of a group, and of calls in progress one for each certificate."""
+
+    async def endless(self: RankService, *asked: object) -> pb.RankResponse:
+        _Ranking.num += 1
+        return await asyncio.sleep(60, pb.RankResponse())
+
+    monkeypatch.setattr(module, limit, most)
+    monkeypatch.setattr(RankService, "_rank", endless)
+    monkeypatch.setattr(_Ranking, "num", 0)
+    with ExitStack() as stack:
+        world = Certified(tmp_path, stack)
+        for _ in range(max(1, most // 2)):
+            begin(world, 0)
+        with pytest.raises(grpc.RpcError) as refused:
+            begin(world, other)
+        problem: Any = refused.value
+        assert problem.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
