@@ -25,6 +25,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
 EXIT_FAILED = 70  # of the daemon: its planner failed; what memory holds is as good as before
@@ -34,6 +35,7 @@ EXIT_NOT_STARTED = 78  # of the daemon: it cannot start with them, perhaps for w
 FORK_RETRY_S = 1.0
 REFUSED_RETRY_S = 5.0
 MAX_EARLY_DEATHS = 3  # in a row, before the daemon served; before the last one memory is given up
+SOON_S = 60.0  # of three planners in a row that failed as soon, memory is given up: it may be the reason
 _TO_END = (signal.SIGTERM, signal.SIGINT)
 _FORWARDED = (*_TO_END, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
@@ -58,8 +60,10 @@ class Supervisor:
 
     def run(self) -> int:
         """Return the exit code of the daemon that ended by itself; in a child the daemon's own."""
-        num_early_deaths, was_served = 0, False
+        num_early_deaths = num_soon_failures = 0
+        was_served = False
         while True:
+            began_at = time.monotonic()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             supervisor = os.getpid()
             self._has_served = False
@@ -89,13 +93,15 @@ class Supervisor:
                     return 0
                 continue
             is_tried_again = code < 0 or code in (EXIT_FAILED, EXIT_RESTART)
-            is_tried_again |= code == EXIT_NOT_STARTED and was_served
+            is_tried_again |= was_served and code not in (0, EXIT_REFUSED)
             if self._is_ending or not is_tried_again:
                 return code if code >= 0 else 128 - code
             num_early_deaths = 0 if self._has_served else num_early_deaths + 1
             if num_early_deaths == MAX_EARLY_DEATHS:
                 return code if code >= 0 else 128 - code
-            if num_early_deaths == MAX_EARLY_DEATHS - 1:
+            is_soon = code == EXIT_FAILED and time.monotonic() < began_at + SOON_S
+            num_soon_failures = num_soon_failures % MAX_EARLY_DEATHS + 1 if is_soon else 0
+            if num_early_deaths == MAX_EARLY_DEATHS - 1 or num_soon_failures == MAX_EARLY_DEATHS:
                 self._give_up_memory()
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             _report(f"the daemon ended ({why}); starting another one")
@@ -172,6 +178,8 @@ class Supervisor:
                 os.close(descriptors[0])
                 return f"no {error.strerror}".encode()
         else:
+            for descriptor in descriptors:
+                os.close(descriptor)
             return b"no such request"
         return b"ok"
 
@@ -181,7 +189,9 @@ class Supervisor:
         os.close(descriptor)
 
     def _give_up_memory(self) -> None:
-        """Forget all memory: it may be the reason why no daemon gets to serve."""
+        """Forget all memory: it may be the reason why no daemon gets to serve, or goes on."""
+        num_bytes = sum(len(mapping) for _, mapping in self.kept.values())
+        _report(f"gives up what memory holds, {num_bytes >> 20} MiB")
         for name in list(self.kept):
             self._drop(name)
 

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
@@ -81,7 +82,10 @@ async def serve(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
     addresses = ", ".join(daemon.grpc.addresses)
     if keeper is not None:
         keeper.ready()
-    print(f"kvtier {__version__} ready at {addresses}; {holding(daemon.settings.tiers)}", flush=True)
+    try:
+        print(f"kvtier {__version__} ready at {addresses}; {holding(daemon.settings.tiers)}", flush=True)
+    except OSError:  # no reader, or a full disk: what is buffered must not fail again when this process ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
     tune_garbage_collector()
     await daemon.leaving.wait()
@@ -89,6 +93,8 @@ async def serve(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
     failed = daemon.appliance.failed.done()
     if failed:
         log.critical("the planner failed; ending", exc_info=daemon.appliance.failed.exception())
+        if keeper is not None:
+            keeper.is_handing_over = True  # the next daemon verifies what memory holds, as after a kill
     await daemon.stop()
     signals.close()
     log.info("ended")
