@@ -28,6 +28,7 @@ from ...tiers.gpu.device.contract import Device
 from ...tiers.gpu.device.links import LinkSpeed
 from ...tiers.ladder import Ladder
 from ...tiers.memory.engine import MAX_NUMBERS, ExtentEngine
+from ...tiers.memory.extent import inherited_numbers, name_of_tier
 from ...tiers.memory.former_views import FormerViews
 from ...tiers.memory.index import Indexes
 from ...tiers.memory.keeper import Keeper
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 #: Batches of copies in flight between one pair of tiers. With 8 an NVMe device has work queued while results
 #: are handled; more only delay urgent copies, which cannot overtake what has started.
 MAX_COPIES_PER_EDGE = 8
+_IS_HUGE: dict[Switch, bool | None] = {"on": True, "off": False, "auto": None}  # pages of kept memory
 MAX_MEMORY_THREADS = 4  # a few saturate the memory; more only take processors from the runtime
 
 
@@ -117,6 +119,12 @@ class Assembly:
             self.straight_codecs = self.hot.straight_codecs(self.from_nvme, self.store)
         log.info("memory in place after %.1f s", time.monotonic() - began_at)
 
+    def end_prefault(self) -> None:
+        """Let `prefault` end early: the daemon stops."""
+        for engine in self.engines.values():
+            if isinstance(engine, ExtentEngine):
+                engine.end_prefault()
+
     def close(self) -> None:
         """End the threads, close what is still open. Idempotent."""
         for engine in self.engines.values():
@@ -164,7 +172,7 @@ def _assemble(
             assembly.former_views = FormerViews(keeper)
         _open_memory(assembly, settings, device, peers)
         if keeper is not None:
-            keeper.drop_rest()  # of tiers, sizes and layouts that are no more
+            keeper.give_back([*keeper.inherited])  # of tiers, sizes and layouts that are no more
         assembly.profiles = read_profiles(settings.compression)
         if settings.encryption.master_key is not None:
             assembly.master_keys = load_master_keys(settings.encryption.master_key)
@@ -189,14 +197,18 @@ def _open_memory(
     for tier, size in tiers.sizes.items():
         if tier == ladder.log_tier or (tier == ladder.device_tier and is_on_device):
             continue
-        room, memory = SlotPool(size.num_units, size.unit_bytes), tiers.memory_of(tier)
+        memory = tiers.memory_of(tier)
+        numa_nodes = memory.numa_nodes if memory is not None else []
+        name, is_huge = name_of_tier(tier, size.unit_bytes, numa_nodes), _IS_HUGE[dram.hugepages]
+        kept = inherited_numbers(assembly.keeper, name, is_huge) if assembly.keeper is not None else []
+        room = SlotPool(size.num_units, size.unit_bytes, kept)
         engine = ExtentEngine(
             room,
             assembly.indexes,
             tier=tier,
             first_extent=tier * MAX_NUMBERS,
             huge_pages=dram.hugepages != "off",
-            numa_nodes=memory.numa_nodes if memory is not None else (),
+            numa_nodes=numa_nodes,
             keeper=assembly.keeper,
         )
         room.hold(engine.inherited)

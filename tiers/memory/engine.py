@@ -19,7 +19,7 @@ from ...v1.shm import extent_of, place_of, slot_of
 from ..base import Buffer, Cause, CopyError, CopyItem, EngineStatistics
 from ..block import FragmentLabel, Tier
 from ..payload import copy, copy_and_checksum, copy_and_checksum_many
-from .extent import ExtentReport, SlotExtent
+from .extent import ExtentReport, SlotExtent, name_of_tier
 from .found import has_right_bytes, labelled_slots
 from .headers import LabelColumns
 from .index import Indexes, IndexWriter
@@ -29,8 +29,6 @@ from .places import by_extent, slots_of
 from .slots import SlotPool
 from .verification import ExtentVerifier
 
-#: Of slots, headers and what they mean. Memory of another layout is never read.
-LAYOUT = 2
 #: Numbers of extents a tier may use up in one life of the daemon, growing and shrinking.
 MAX_NUMBERS = 1 << 20
 _CHECKSUM = attrgetter("checksum")
@@ -74,12 +72,11 @@ class ExtentEngine:
         self._stop = threading.Event()
         backend = "sealed memfd" if tier is not Tier.HBM else "host memory (sealed memfd)"
         self._statistics = EngineStatistics(backend)
-        names = {self._name(number): number for number in room.extents()}
+        numbers, kept = room.extents(), keeper.inherited if keeper is not None else {}
         #: Numbers of extents that another daemon filled; `found` says with what.
-        self.inherited = [n for name, n in names.items() if keeper is not None and name in keeper.inherited]
-        for number in self.inherited:
+        self.inherited = [number for number in numbers if self._name(number) in kept]
+        for number in {*self.inherited, numbers[0]}:
             self._make(number)
-        self._make(0)
 
     @property
     def num_extents(self) -> int:
@@ -324,6 +321,10 @@ class ExtentEngine:
                 if number not in self._given_back:
                     (self._extents.get(number) or self._make(number)).prefault(self._stop)
 
+    def end_prefault(self) -> None:
+        """Let `prefault` end early. No extent is made from now on."""
+        self._stop.set()
+
     def give_back(self, number: int) -> None:
         """Unmap and close an extent that the room has no use for any more, a number of the room's.
 
@@ -404,8 +405,7 @@ class ExtentEngine:
             raise CopyError(Cause.NO_SPACE, str(error)) from error
 
     def _name(self, number: int) -> str:
-        """Return the name of an extent's memory: what a daemon must agree with to read what is in it."""
-        return f"kvtier-{LAYOUT}-{self._room.extent_bytes}-{self.tier.label}-{number}"
+        return f"{name_of_tier(self.tier, self._room.extent_bytes, self.numa_nodes)}-{number}"
 
     def _make(self, number: int) -> SlotExtent:
         with self._lock:

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 
 from ...v1.shm import HUGE_PAGE_BYTES, MIN_SLOT_BYTES, SLOT_HEADER, extent_file_bytes
 from ..base import Buffer
+from ..block import Tier
 from . import memfd
 from .headers import SlotHeaders
 from .keeper import Keeper
 
 logger = logging.getLogger(__name__)
 
+#: Of slots, headers and what they mean. Memory of another layout is never read.
+LAYOUT = 2
 _STEP_BYTES = 32 << 20  # prefaulted between two looks at `stop`
 
 
@@ -60,7 +63,7 @@ class SlotExtent:
         inherited = keeper.take(name) if keeper is not None else None
         if inherited is not None:
             self.descriptor, self._mapping = inherited
-            self._huge = os.fstat(self.descriptor).st_blksize == HUGE_PAGE_BYTES
+            self._huge = _is_huge(self.descriptor)
             # Its maker may have been killed between handing it over and sealing it.
             memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
         else:
@@ -120,6 +123,26 @@ class SlotExtent:
             self._mapping.close()
         except BufferError:
             logger.warning("an extent was closed while a view of it was in use; unmapped when that ends")
+
+
+def name_of_tier(tier: Tier, extent_bytes: int, numa_nodes: Sequence[int]) -> str:
+    """Return what the names of a tier's extents begin with; a hyphen and a number follow.
+    It says what a daemon must agree with to use what is in them."""
+    nodes = f"@{','.join(map(str, sorted(numa_nodes)))}" if numa_nodes else ""
+    return f"kvtier-{LAYOUT}-{extent_bytes}-{tier.label}{nodes}"
+
+
+def inherited_numbers(keeper: Keeper, name: str, is_huge: bool | None) -> list[int]:
+    """Return the numbers of the extents that were inherited for the tier of this name.
+    Those whose pages are not as `is_huge` says, where it does, are given back."""
+    names = [one for one in keeper.inherited if one.rpartition("-")[0] == name]
+    others = [one for one in names if is_huge not in (None, _is_huge(keeper.inherited[one][0]))]
+    keeper.give_back(others)
+    return [int(one.rpartition("-")[2]) for one in names if one not in others]
+
+
+def _is_huge(descriptor: int) -> bool:
+    return os.fstat(descriptor).st_blksize == HUGE_PAGE_BYTES
 
 
 def _map(

@@ -9,6 +9,7 @@ import mmap
 import os
 import socket
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 log = logging.getLogger(__name__)
@@ -45,13 +46,18 @@ class Keeper:
         """Let the memory `name` end with this process."""
         self._ask(f"drop {name}")
 
-    def drop_rest(self) -> None:
-        """Give back what was inherited and not taken."""
-        for name, (descriptor, mapping) in self.inherited.items():
+    def give_back(self, names: Collection[str]) -> None:
+        """Give back memory that was inherited and not taken."""
+        num_bytes = 0
+        for name in names:
+            descriptor, mapping = self.inherited.pop(name)
+            num_bytes += len(mapping)
             self.drop(name)
             mapping.close()
             os.close(descriptor)
-        self.inherited.clear()
+        if names:
+            words = "%d MiB of kept memory are given back: the settings want less, or another kind"
+            log.warning(words, num_bytes >> 20)
 
     def ready(self) -> None:
         """Say that this process serves: its death is no longer one of a start that failed."""

@@ -13,7 +13,7 @@ the last slot is given back the extent is *gone*, its number never used again (a
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...v1.shm import MIN_SLOT_BYTES, extent_of, place_of, slot_bytes_for, slot_of
@@ -56,21 +56,23 @@ class Share:
 class SlotPool:
     """Allocates slots in `num_extents` extents of `extent_bytes` data bytes each.
 
-    Mutated by `reserve`, `release`, `grow` and `retire` only. `check_integrity` proves that every slot is
-    either free or taken and that the byte counts follow.
+    They are numbered by the smallest of `kept`, which have memory, then by the smallest other numbers.
+    `check_integrity` proves that every slot is either free or taken and that the byte counts follow.
     """
 
-    def __init__(self, num_extents: int, extent_bytes: int) -> None:
+    def __init__(self, num_extents: int, extent_bytes: int, kept: Collection[int] = ()) -> None:
         assert num_extents > 0
         assert extent_bytes >= MIN_SLOT_BYTES
         self.num_extents = num_extents  # without those that leave
         self.extent_bytes = extent_bytes
-        self._extents = [_Extent() for _ in range(num_extents)]  # by number, gone ones included
+        all_numbers = sorted({*kept, *range(num_extents)}, key=lambda number: (number not in kept, number))
+        numbers = sorted(all_numbers[:num_extents])
+        self._extents = [_Extent() for _ in range(numbers[-1] + 1)]  # by number, gone ones included
         self.leaving: set[int] = set()
-        self._gone: set[int] = set()
+        self._gone = set(range(len(self._extents))).difference(numbers)
         self._held: set[int] = set()  # out of use until `adopt`: what their memory holds is being looked at
         self._closed: set[int] = set()  # free slots in them are not used until `open_again`
-        self._uncut_unbound = list(range(num_extents - 1, -1, -1))
+        self._uncut_unbound = numbers[::-1]
         self._uncut_of_domain: dict[int, list[int]] = {}
         self._share_of: dict[int, Share] = {}  # by domain; others have no limit
         # Extents with a free slot, per (domain, slot_bytes). A dict is used as an ordered set.

@@ -24,6 +24,7 @@ from kvtier.appliance.supervisor import Supervisor
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity, prefix_hashes
 from kvtier.clients.errors import KvtierError
 from kvtier.tiers.block import Tier
+from kvtier.tiers.memory import extent, memfd
 from kvtier.tiers.memory.keeper import Keeper
 from kvtier.v1 import admin_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
@@ -346,3 +347,82 @@ def test_a_tenant_beyond_its_share_after_a_restart_takes_nothing_of_another(
             assert extents
             assert not any(one.any() for one in extents)
             del extents
+
+
+def others_of_sizes(first_heads: int) -> list[NamespaceIdentity]:
+    """Return five namespaces that each take extents of their own: their slots differ in size."""
+    sizes = [Geometry(1, first_heads << power, 64, 16, "float16") for power in range(5)]
+    return [NamespaceIdentity(bytes([number]) * 32, one) for number, one in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("sizes", [(4,), (4, 8)])
+def test_what_a_shrunk_tier_holds_is_found_by_the_next_daemon(
+    settings: Settings, tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    """Before: the next daemon looked for extents 0 to N-1 only, and gave the others back."""
+    new = NamespaceIdentity(b"new" + bytes(29), Geometry(1, 256, 64, 16, "float16"))
+    holder = Holder()
+    keeper, address = holder.keeper(), settings.listen[0]
+    sized = [settings_in(tmp_path, tiers=extents(num_extents)) for num_extents in sizes]
+    with DaemonThread(settings, keeper=keeper) as served, Client(address, timeout=PATIENT) as kv:
+        for identity in others_of_sizes(8):  # extents 0 to 4, one slot taken in each
+            ns = kv.register(identity)
+            kv.put(ns, prefix_hashes(ns, TOKENS[:16]), np.ones((1, ns.block_bytes), np.uint8))
+        put_all(address)
+        for one in sized:
+            served.wait(served.daemon.reload.apply(one.to_yaml(), "sent.yaml"))
+            served.wait(served.daemon.appliance.settled())
+        numbers = served.daemon.assembly.rooms[Tier.DRAM].extents()
+        assert len(numbers) == sizes[-1]
+        assert 5 in numbers
+        ns = kv.register(new)
+        kv.put(ns, prefix_hashes(ns, TOKENS[:16]), np.ones((1, ns.block_bytes), np.uint8))
+        keeper.is_handing_over = True
+    try:
+        with DaemonThread(sized[-1], keeper=holder.keeper()) as served:
+            with Client(address, timeout=PATIENT) as kv:
+                ns = kv.register(IDENTITY)
+                assert kv.get(ns, prefix_hashes(ns, TOKENS)).data.tobytes() == DATA.tobytes()
+                ns = kv.register(new)
+                assert kv.lookup(ns, prefix_hashes(ns, TOKENS[:16])).num_blocks == 1
+            assert len(served.daemon.assembly.rooms[Tier.DRAM].extents()) == sizes[-1]
+    finally:
+        holder.close()
+
+
+def extents(num_extents: int, **more: object) -> dict[str, object]:
+    """Return the tiers of a daemon with so many extents."""
+    return {"dram": {"capacity": num_extents * EXTENT_BYTES, "extent": EXTENT_BYTES, **more}}
+
+
+@pytest.mark.parametrize(
+    ("more", "num_found"), [({}, NUM_BLOCKS), ({"hugepages": "off"}, 0), ({"numa_nodes": [0]}, 0)]
+)
+def test_memory_of_other_pages_or_nodes_is_given_back(
+    left: tuple[Settings, Holder],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    more: dict[str, object],
+    num_found: int,
+) -> None:
+    """Before: it was taken over unbound, and the new nodes were reported; `on` refused to start."""
+    settings, holder = left
+    has_huge_pages = extent._is_huge
+    kept = {os.fstat(descriptor).st_ino for descriptor, _ in holder.kept.values()}
+
+    def is_huge(descriptor: int) -> bool:
+        return os.fstat(descriptor).st_ino in kept or has_huge_pages(descriptor)
+
+    monkeypatch.setattr(extent, "_is_huge", is_huge)
+    monkeypatch.setattr(memfd, "bind", lambda mapping, nodes: None)
+    sized = settings_in(tmp_path, tiers=extents(NUM_EXTENTS, **more))
+    with (
+        DaemonThread(sized, keeper=holder.keeper()) as served,
+        Client(settings.listen[0], timeout=PATIENT) as kv,
+    ):
+        ns = kv.register(IDENTITY)
+        assert kv.lookup(ns, prefix_hashes(ns, TOKENS)).num_blocks == num_found
+        put_all(settings.listen[0], NamespaceIdentity(b"new" + bytes(29), GEOMETRY))
+        assert ("MiB of kept memory are given back" in caplog.text) == (not num_found)
+        assert bool(served.daemon.assembly.dram.inherited) == bool(num_found)
