@@ -327,6 +327,7 @@ class Daemon:
         await self._beside.stop()
         await self.adoption.stop()
         self._watching.cancel()
+        self.assembly.end_prefault()  # which takes seconds per gigabyte, and `close` waits for it
         await self.reload.close()
         await self.observability.stop()
         await self.reports.settle()
@@ -391,11 +392,12 @@ class Daemon:
         self.rates.adopt(settings.tenants)
         self.observability.adopt(settings.observe)
         self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
+        self.grpc.end_revoked()
         self.listeners.set_mode(settings.socket_mode)
         if self.local is not None:
             self.local.adopt(wiring.local_options(settings))
-            os.chmod(self.local.path, settings.socket_mode)
-        self.grpc.end_revoked()
+            with contextlib.suppress(OSError):  # its file is gone
+                os.chmod(self.local.path, settings.socket_mode)
 
     def _report(self, state: str) -> None:
         """Set gRPC's health to what /readyz says."""

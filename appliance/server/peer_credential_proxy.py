@@ -13,6 +13,7 @@ shared memory.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -99,7 +100,8 @@ class PeerCredentialProxy:
     def set_mode(self, mode: int) -> None:
         """Change the permissions of the socket."""
         self._mode = mode
-        os.chmod(self.path, mode)
+        with contextlib.suppress(OSError):  # its file is gone
+            os.chmod(self.path, mode)
 
     def prepare(self) -> None:
         """Remove stale sockets, before the inner server listens. Raises StartError where one is in use."""

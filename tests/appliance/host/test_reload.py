@@ -1,7 +1,9 @@
 """Reloading a real daemon: what is refused is refused whole, what is applied holds at once."""
 
+import asyncio
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from kvtier.appliance.server.ports import AppliedPolicy
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.errors import PermissionDenied
 from kvtier.tiers.block import Tier
+from kvtier.tiers.memory import memfd
 
 from ...waiting import until
 from ..loops import DaemonThread
@@ -346,3 +349,35 @@ def test_a_dry_run_of_the_file_leaves_it_to_be_read(tmp_path: Path) -> None:
         scene.apply(is_dry_run=True)
         scene.thread.wait(daemon.reload.file_changed())
         assert daemon.planner.core.options.lease_ttl_s == 9
+
+
+def test_a_stop_does_not_wait_for_memory_that_a_reload_added(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited until all of it was made, seconds per gigabyte, and so did `kvtier restart`."""
+    daemon, began, may_go_on = scene.thread.daemon, threading.Event(), threading.Event()
+    made: list[int] = []
+    assert daemon._prefaulting is not None
+    until(daemon._prefaulting.done)
+
+    def populate(descriptor: int, *_: object) -> None:
+        made.append(descriptor)
+        began.set()
+        may_go_on.wait(60)
+
+    monkeypatch.setattr(memfd, "populate", populate)
+    scene.apply(scene.text(tiers={"dram": {"capacity": "64MiB"}}))
+    assert began.wait(60)
+    stopping = scene.thread.call(lambda: asyncio.ensure_future(daemon.stop()))
+    until(lambda: daemon.reload._is_closed)
+    may_go_on.set()
+    until(stopping.done)
+    assert len(made) == 1
+
+
+def test_a_socket_file_that_is_gone_fails_no_reload(scene: Scene) -> None:
+    """The reload raised half way, before it ended what is revoked."""
+    Path(scene.target.removeprefix("unix://")).unlink()
+    Path(f"{scene.target.removeprefix('unix://')}.local").unlink()
+    assert scene.apply(scene.text(leases={"ttl": "5s"})).generation == 2
+    assert scene.thread.daemon.reload.status.num_applied == 1
