@@ -116,10 +116,6 @@ class IndexWriter:
             self.num_tombstones -= 1
             position -= 1
 
-    def prefault(self) -> None:
-        """Make all pages now. Releases the GIL; else an insert into a new page takes microseconds more."""
-        memfd.populate(self.descriptor, self._mapping, 0, len(self._mapping))
-
     def check_integrity(self) -> list[str]:
         """Audit: counts equal what the table holds, every entry can be reached, none is there twice."""
         problems = []
@@ -195,10 +191,6 @@ class Indexes:
                 writer.close()
                 if self._keeper is not None:
                     self._keeper.drop(self._name(domain))
-
-    def num_dropped(self) -> int:
-        """Return how many entries found no room, all domains together."""
-        return sum(writer.num_dropped for writer in self._writers.values())
 
     def check_integrity(self) -> list[str]:
         """Audit every index."""

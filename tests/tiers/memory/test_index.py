@@ -101,6 +101,5 @@ def test_domains_have_indexes_of_their_own_up_to_a_limit() -> None:
     assert indexes.of(1) is not indexes.of(2)
     with pytest.raises(SharedMemoryError, match="2 isolation domains"):
         indexes.of(3)
-    indexes.of(1).prefault()
     assert indexes.check_integrity() == []
     indexes.close()
