@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from ..tiers.base import CopyError
 from ..tiers.block import Tier
 from .backends import TierBackends
 from .core.events import (
@@ -94,7 +95,8 @@ class Appliance:
         #: began); what follows from one that is done in two halves comes with a Tick.
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
         self._store, self._log_tier = backends.store, backends.ladder.log_tier
-        self.store_tasks = StoreTasks(self._loop, self.counters, self._lose_store, self._regain_store)
+        on_failure = self._lose_store, self._refuse_store, self._admit_store
+        self.store_tasks = StoreTasks(self._loop, self.counters, *on_failure)
         self.num_ticks = 0  # deadlines of the planner that were kept
         self._num_namespaces_storing = 0
         self._pending: deque[Event] = deque()
@@ -335,11 +337,15 @@ class Appliance:
     def _lose_store(self, reason: str) -> None:
         self.lose_tier(self._log_tier, reason)
 
-    def _regain_store(self) -> None:
-        """Take the cold store back: the last of the calls that failed has succeeded."""
-        log.info("tier %s is back", self._log_tier.label)
+    def _refuse_store(self, failure: CopyError) -> None:
+        """Write no records while the disk takes none of their metadata. What is stored is read on."""
+        log.error("tier %s takes no writes: %s", self._log_tier.label, failure)
+        self.mover.refuse(self._log_tier, failure.cause)
+
+    def _admit_store(self) -> None:
+        """Write records again: the last of the calls that failed has succeeded."""
+        log.info("tier %s takes writes again", self._log_tier.label)
         self.mover.admit(self._log_tier)
-        self.step(TierLost(self._log_tier, False, "its metadata can be written again"))
 
     def lose_tier(self, tier: Tier, reason: str) -> None:
         """Copy nothing into a tier from now on; what it held is a miss."""

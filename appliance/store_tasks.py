@@ -3,9 +3,9 @@
 What is done to namespaces and files is done by one thread, in the order it was asked for, and so is what is
 done to one segment. Several are sealed and freed at a time, because each waits for flushes, and the device
 does many in the time of one: one after the other they held a flood of writes at half its speed. A store that
-cannot write its metadata is offline until it can: the call that failed is repeated, ever more rarely.
-Whatever waited for it meanwhile fails by itself, which is how the planner learns of each copy. A defect is
-not repeated.
+cannot write its metadata takes no records until it can, and is read on: the call that failed is repeated,
+ever more rarely. Whatever waited for it meanwhile fails by itself, which is how the planner learns of each
+copy. After a defect, which is not repeated, the store is lost.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ T = TypeVar("T")
 class StoreTasks:
     """Owned by the event loop.
 
-    `on_lost` is called with the reason when a call fails for the first time, `on_back` when the last of those
-    that failed has succeeded.
+    `on_refused` is called with the failure when the disk fails a call for the first time, `on_back` when the
+    last of those has succeeded, `on_lost` with the reason when a call fails of a defect.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class StoreTasks:
         loop: asyncio.AbstractEventLoop,
         counters: Counter[str],
         on_lost: Callable[[str], None],
+        on_refused: Callable[[CopyError], None],
         on_back: Callable[[], None],
     ) -> None:
         self._threads = [
@@ -48,7 +49,7 @@ class StoreTasks:
         self.is_stopped = False
         self._loop = loop
         self._counters = counters
-        self._on_lost, self._on_back = on_lost, on_back
+        self._on_lost, self._on_refused, self._on_back = on_lost, on_refused, on_back
         self._num_failures = 0  # calls that have not succeeded since
 
     async def keep(self, call: Callable[[], T]) -> T:
@@ -102,10 +103,12 @@ class StoreTasks:
                 return
             log.error("cold store: %s(%s) failed", verb, argument, exc_info=failure)
             self._counters[f"{verb}_failed"] += 1
-            if not is_repeated:
-                self._num_failures += 1
+            if not isinstance(failure, CopyError):
                 self._on_lost(f"{verb} failed: {failure}")
-            if isinstance(failure, CopyError):
+            else:
+                if not is_repeated:
+                    self._num_failures += 1
+                    self._on_refused(failure)
                 is_repeated = True
                 self._loop.call_later(delay_s, begin)
                 delay_s = min(2 * delay_s, MAX_STORE_RETRY_S)

@@ -31,4 +31,5 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def cause_of(error: OSError) -> Cause:
     """Return the cause under which a failed system call is counted."""
-    return Cause.NO_SPACE if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.IO_ERROR
+    is_short = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)  # of memory, too: it may pass
+    return Cause.NO_SPACE if is_short else Cause.IO_ERROR

@@ -5,11 +5,11 @@ target from where it lies; one that has not (nvme) reads straight into the targe
 needs a bounce buffer, and a new tier needs no new edge. An engine that offers batches gets the batch.
 """
 
-import errno
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias, cast
 
+from . import durable
 from .base import Buffer, Cause, CopyError, CopyItem, CopyOutcome, landed
 from .block import FragmentLabel
 
@@ -71,7 +71,7 @@ def cause_of(error: Exception) -> Cause:
     if isinstance(error, MemoryError):
         return Cause.NO_SPACE
     if isinstance(error, OSError):
-        return Cause.NO_SPACE if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.IO_ERROR
+        return durable.cause_of(error)
     raise error
 
 

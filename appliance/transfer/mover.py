@@ -84,7 +84,7 @@ class Mover:
         self._jobs: dict[int, QueuedCopy] = {}
         self._stagings: dict[int, Mapping[Tier, Route]] = {}
         self._held: set[Tier] = set()
-        self._refused: set[Tier] = set()
+        self._refused: dict[Tier, Cause] = {}
         self._sequence = itertools.count()
         # Filled by worker threads; deque.append is atomic.
         self._ended: deque[tuple[EdgeQueue, CopyBatch, float, Future[list[CopyOutcome]]]] = deque()
@@ -117,7 +117,7 @@ class Mover:
         self._jobs[copy.copy] = job
         self._idle.clear()
         if route is None or is_refused:  # without a route the client died while the planner was deciding
-            cause = Cause.SOURCE_GONE if route is None else Cause.TIER_OFFLINE
+            cause = Cause.SOURCE_GONE if route is None else self._refused[copy.target]
             job.num_open = 1
             self._end(lane, lane.batch(job, 0, len(copy.items), 0, self._sequence), cause)
         else:
@@ -176,17 +176,17 @@ class Mover:
         for lane in self._lanes.values():
             self._fill(lane)
 
-    def refuse(self, target: Tier) -> None:
-        """End every copy into `target` as TIER_OFFLINE until `admit`; those in flight may still land."""
-        self._refused.add(target)
+    def refuse(self, target: Tier, cause: Cause = Cause.TIER_OFFLINE) -> None:
+        """End every copy into `target` for this cause until `admit`; those in flight may still land."""
+        self._refused[target] = cause
         for edge, lane in self._lanes.items():
             if edge.target is target:
                 for batch in lane.queue.take(lambda batch: True):
-                    self._end(lane, batch, Cause.TIER_OFFLINE)
+                    self._end(lane, batch, cause)
 
     def admit(self, target: Tier) -> None:
         """End `refuse`."""
-        self._refused.discard(target)
+        self._refused.pop(target, None)
 
     @property
     def is_busy(self) -> bool:
@@ -336,7 +336,7 @@ class Mover:
         if self._route(lane.edge, batch.job.copy.client) is None:
             self._end(lane, batch, Cause.SOURCE_GONE)
         elif lane.edge.target in self._refused:
-            self._end(lane, batch, Cause.TIER_OFFLINE)
+            self._end(lane, batch, self._refused[lane.edge.target])
         elif self._is_stopping:
             self._end(lane, batch, Cause.CANCELLED)
         else:

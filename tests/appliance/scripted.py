@@ -16,7 +16,7 @@ from kvtier.appliance.core.instructions import (
 )
 from kvtier.appliance.event_log import EventLog
 from kvtier.appliance.transfer.lanes import Edge, Route
-from kvtier.tiers.base import Cause, CopyError, CopyItem, CopyOutcome, EngineStatistics
+from kvtier.tiers.base import CopyItem, CopyOutcome, EngineStatistics
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity, Tier, Urgency
 
 from .loops import SLOW_CALLBACK_S
@@ -63,7 +63,7 @@ class Recorder:
         self.done: list[object] = []
         self.gate = threading.Event()  # what the store's thread waits for
         self.gate.set()
-        self.fails = False
+        self.failure: Exception | None = None  # of what the store is asked for
         self.running: list[Future[list[CopyOutcome]]] = []
 
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
@@ -84,8 +84,8 @@ class Recorder:
     def _store(self, verb: str, argument: object) -> None:
         self.gate.wait(2 * SLOW_CALLBACK_S)
         self.done.append((verb, argument))
-        if self.fails:
-            raise CopyError(Cause.IO_ERROR, "the disk is gone")
+        if self.failure is not None:
+            raise self.failure
 
     def seal(self, segment: int) -> bool:
         self._store("seal", segment)

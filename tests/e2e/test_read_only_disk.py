@@ -25,6 +25,7 @@ from ..waiting import until
 NUM_BLOCKS = 16
 GEOMETRY = Geometry(4, 2, 64, 16, "float16", layers_per_group=2)
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"read-only").digest(), GEOMETRY)
+LATER = NamespaceIdentity(hashlib.sha256(b"later").digest(), GEOMETRY)
 DATA = np.random.default_rng(5).integers(0, 256, NUM_BLOCKS * GEOMETRY.block_bytes, np.uint8)
 NAMES = {
     chain: [hashlib.sha256(f"{chain}{number}".encode()).digest() for number in range(NUM_BLOCKS)]
@@ -65,8 +66,35 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 def blocks(daemon: Daemon, tier: Tier) -> int:
     """Return how many blocks are whole in a tier."""
     catalog = daemon.planner.catalog
-    [namespace] = catalog.namespaces.values()
-    return sum(catalog.num_resident[tier][row] == namespace.num_groups for row in namespace.rows.values())
+    resident = catalog.num_resident[tier]
+    return sum(
+        resident[row] == one.num_groups for one in catalog.namespaces.values() for row in one.rows.values()
+    )
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EIO])
+def test_what_a_disk_holds_is_read_though_it_takes_no_namespace(
+    code: int, disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A namespace that was registered during the fault took all of nvme offline."""
+    monkeypatch.setattr("kvtier.appliance.store_tasks.STORE_RETRY_S", 0.01)
+    settings = small_settings(tmp_path, nvme=True, write="idle")
+    with DaemonThread(settings) as served, Client(settings.listen[0]) as client:
+        daemon, namespace = served.daemon, client.register(IDENTITY)
+        assert client.put(namespace, NAMES["a"], DATA).complete
+        until(lambda: served.call(lambda: blocks(daemon, Tier.NVME)) == NUM_BLOCKS)
+        served.call(lambda: daemon.appliance.ask(lambda call: EvictRequested(call, Tier.DRAM, 0)))
+        until(lambda: served.call(lambda: blocks(daemon, Tier.DRAM)) == 0)
+        disk.code = code
+        later = client.register(LATER)
+        assert client.put(later, NAMES["b"], DATA).complete
+        until(lambda: "takes no writes" in caplog.text)
+        until(lambda: sum(served.call(daemon.observability.view.nvme_failures).values()))
+        np.testing.assert_array_equal(client.get(namespace, NAMES["a"]).data, DATA)
+        np.testing.assert_array_equal(client.get(later, NAMES["b"]).data, DATA)
+        disk.code = 0
+        until(lambda: served.call(lambda: blocks(daemon, Tier.NVME)) == 2 * NUM_BLOCKS)
+        assert not daemon.planner.core.offline
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EIO])

@@ -8,7 +8,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from aiofiles.os import wrap
 
@@ -23,16 +22,12 @@ class BufferedIo(DirectIo):
     """`DirectIo` without O_DIRECT. Has a thread of its own, with an event loop; `shut_down` ends it."""
 
     backend = "aiofiles"
+    _direct = 0
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvtier-aiofiles", daemon=True)
         self._thread.start()
-
-    def open(self, path: Path, *, direct: bool = True) -> int:
-        """See DirectIo.open; never with O_DIRECT."""
-        del direct
-        return super().open(path, direct=False)
 
     def read(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """See DirectIo.read."""

@@ -44,11 +44,16 @@ class DirectIo:
     """System calls on files opened past the page cache. Raises OSError; thread-safe."""
 
     backend = "direct"
+    _direct = os.O_DIRECT
 
     def open(self, path: Path, *, direct: bool = True) -> int:
         """Open `path` for reading and writing, created when missing. Never follows a link."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(path, flags | (os.O_DIRECT if direct else 0), 0o600)
+        return os.open(path, flags | (self._direct if direct else 0), 0o600)
+
+    def open_to_read(self, path: Path) -> int:
+        """Open `path` for reading only, which a read-only file system allows, too."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | self._direct)
 
     def allocate(self, fd: int, num_bytes: int) -> None:
         """Reserve the file's blocks, so that later writes cannot meet a full disk."""

@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,6 @@ from ..encryption.keyring import PLAIN
 from ..encryption.master_keys import MasterKeys
 from .direct_io import DirectIo, Scratch, groups_of, offset_of, runs_of
 from .footer import footer_bytes_for
-from .inspection import inspect_segment
 from .manifest import Kind, namespace_event, segment_event
 from .opening import Durability, OpenedDirectory, open_directory
 from .record import ENTRY
@@ -231,7 +229,7 @@ class ColdStore:
                 self._sealer.flush_copies()
             segment.is_ending = True
             try:
-                self._manifest.append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
+                self._append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
             except CopyError:
                 segment.is_ending = False
                 raise
@@ -242,12 +240,12 @@ class ColdStore:
         """Store a namespace in the manifest, before any of its records. Idempotent. Raises CopyError."""
         with self._busy(must_be_open=True):
             if identity.digest not in self._manifest.state.namespaces:
-                self._manifest.append(namespace_event(identity), durable=self.durability == "record")
+                self._append(namespace_event(identity), durable=self.durability == "record")
 
     def forget_namespace(self, identity: NamespaceIdentity) -> None:
         """Leave a namespace without living records out of the next snapshot of the manifest."""
         with self._busy():
-            self._manifest.state.namespaces.pop(identity.digest, None)
+            self._manifest.forget_namespace(identity.digest)
 
     @property
     def is_encrypted(self) -> bool:
@@ -299,8 +297,8 @@ class ColdStore:
 
     def recover(self) -> RecoveredStore:
         """Return everything a former owner sealed, or wrote completely before it died.
-        Segments found unsealed are sealed, those with nothing whole in them are freed. Damage is counted,
-        never raised. Runs once, before the first transfer."""
+        Segments found unsealed are sealed, those with nothing whole in them are freed, those that cannot be
+        read stay as they are. Damage is counted, never raised. Runs once, before the first transfer."""
         lives, namespaces = dict(self._manifest.state.lives), list(self._manifest.state.namespaces.values())
         known, scratch = known_namespaces(namespaces, self.keyring.trust), Scratch()
 
@@ -321,6 +319,8 @@ class ColdStore:
         in_order = [number for number in self._manifest.state.lives if number in found]
         gone = [number for number in found if number not in self._manifest.state.lives]
         recovered = assemble([found[number][1] for number in in_order + gone], namespaces)
+        unread = [number for number, (one, _) in found.items() if one.is_unreadable and one.footer is None]
+        recovered.unreadable += unread
         (reasons := recovered.reasons).update(self._reasons)
         if num_locked := reasons["key_unknown"]:
             log.warning(
@@ -344,20 +344,12 @@ class ColdStore:
             statistics = self._state.statistics
             return replace(statistics, failures=dict(statistics.failures))
 
-    def suspect_segments(self) -> list[int]:
-        """Return the segments a flush of which failed in this life."""
-        return [number for number, segment in enumerate(self._segments) if segment.suspect]
-
     def check_integrity(self) -> list[str]:
         """Return where lives disagree with the manifest, records overlap, or the lock is not ours."""
         problems = []
         if not self._closed and not self._directory_lock.still_ours():
             problems.append(f"{self.directory}: the lock file was replaced; another owner may be at work")
         return problems + check_lives(self._state)
-
-    def inspect_segment(self, number: int) -> dict[str, Any]:
-        """Return what the files say about a segment; see inspection.inspect_segment."""
-        return inspect_segment(self.directory, number)
 
     def close(self) -> None:
         """Wait for the transfers under way, close all files, give the directory back. Idempotent."""
@@ -380,6 +372,9 @@ class ColdStore:
         """Make the store agree with what recovery found in a segment."""
         segment = self._segments[number]
         footer = item.footer
+        if item.is_unreadable:
+            log.warning("segment %d: cannot be read, or not all of it; the next start tries again", number)
+            return
         if footer is None:
             try:
                 self.free(number)
@@ -390,6 +385,15 @@ class ColdStore:
             return
         segment.namespaces = {digest: index for index, digest in enumerate(footer.namespaces)}
         self._sealer.seal(number, footer.entries)
+
+    def _append(self, event: bytes, *, durable: bool) -> None:
+        """Append to the manifest; what fails is counted with failed writes. Raises CopyError."""
+        try:
+            self._manifest.append(event, durable=durable)
+        except CopyError as error:
+            with self._lock:
+                self._state.count_failure(error.cause)
+            raise
 
     def _file(self, number: int) -> SegmentFile:
         segment = self._segments[number]

@@ -223,6 +223,11 @@ class SegmentLog:
         segment.num_live = num_live
         segment.live_bytes = live_bytes
 
+    def keep_out(self, number: int) -> None:
+        """Use a segment that could not be read at start for nothing."""
+        self._free.remove(number)
+        self.segments[number] = Segment(SegmentState.RECLAIMING)
+
     def sealed_segments(self) -> list[int]:
         """Return the segments that may be reclaimed, oldest first.
         Those that leave before the others, as long as there is room to copy forward into."""

@@ -111,6 +111,11 @@ class Manifest:
                 raise
             self._flushed = written
 
+    def forget_namespace(self, digest: bytes) -> None:
+        """Leave a namespace out of the next file."""
+        with self._lock:
+            self.state.namespaces.pop(digest, None)
+
     def close(self) -> None:
         """Close the file. Idempotent."""
         with self._lock, self._flushing:
@@ -141,6 +146,7 @@ class Manifest:
             write_fully(self._io, fd, [content], 0)
             self._sync(fd)
             path.rename(self._directory / NAMES[self.state.generation % 2])
+            self._suspect = True  # a start would read the new file: nothing counts in the old one any more
             sync_directory(self._directory)
         except (OSError, CopyError) as error:
             if fd >= 0:

@@ -116,6 +116,7 @@ class RecoveredStore:
     records: Records
     segments: list[SegmentSummary]
     reasons: Counter[str] = field(default_factory=Counter)
+    unreadable: list[int] = field(default_factory=list)  # segments that a later start may read
 
     @property
     def num_records(self) -> int:
@@ -155,6 +156,11 @@ class ExaminedSegment:
     footer: Footer | None
     scanned: bool  # it has no valid footer on disk
     reasons: Counter[str]
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether there may be more in it than could be read now."""
+        return self.reasons["window_unreadable"] > 0
 
 
 def examine(file: SegmentFile, scratch: Scratch | None = None, *, sealed: bool) -> ExaminedSegment:

@@ -36,6 +36,8 @@ def adopt(recovered: "RecoveredStore", namespaces: list[NamespaceEntry], core: C
     assert log is not None
     for segment in recovered.segments:
         log.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)
+    for number in recovered.unreadable:
+        log.keep_out(number)
     for index, namespace in enumerate(namespaces):
         mine = _of(recovered.records, recovered.records["namespace_index"] == index)
         mine = _of(mine, _has_right_shape(mine, core, log, namespace))

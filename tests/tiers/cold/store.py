@@ -147,6 +147,8 @@ def adopt(store: ColdStore, num_segments: int = NUM_SEGMENTS) -> Cold:
     room = SegmentLog(num_segments, store.segment_bytes, store.footer_bytes)
     for segment in recovered.segments:
         room.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)
+    for number in recovered.unreadable:
+        room.keep_out(number)
     assert room.check_integrity() == []
     return Cold(store, room, recovered)
 
@@ -190,8 +192,9 @@ def flip(path: Path, offset: int) -> None:
 class FaultyIo(DirectIo):
     """System calls of which chosen ones fail. `calls` lists what was asked for, in order.
 
-    `fault(kind, number)` is asked before every call with its kind (open, allocate, read, write, sync) and
-    its number among all calls; it may raise OSError, or return a number of bytes to fall short at.
+    `fault(kind, number)` is asked before every call with its kind (open, read-only open, allocate, read,
+    write, sync) and its number among all calls; it may raise OSError, or return a number of bytes to fall
+    short at.
     """
 
     def __init__(self, fault: Callable[[str, int], int | None] = lambda kind, number: None) -> None:
@@ -201,6 +204,10 @@ class FaultyIo(DirectIo):
     def open(self, path: Path, *, direct: bool = True) -> int:
         self._ask("open")
         return super().open(path, direct=direct)
+
+    def open_to_read(self, path: Path) -> int:
+        self._ask("read-only open")
+        return super().open_to_read(path)
 
     def allocate(self, fd: int, num_bytes: int) -> None:
         self._ask("allocate")

@@ -12,6 +12,7 @@ import pytest
 import xxhash
 
 from kvtier.tiers.base import Cause, CopyOutcome
+from kvtier.tiers.cold.inspection import inspect_segment
 from kvtier.tiers.cold.manifest import IncompatibleFormat
 from kvtier.tiers.cold.manifest_file import NAMES, load_manifest
 from kvtier.tiers.cold.record import ENCRYPTED, pack_header, unpack_header
@@ -319,6 +320,6 @@ def test_inspection_counts_what_is_encrypted_without_a_key(tmp_path: Path) -> No
     with cold(tmp_path, master_key=MASTER) as opened:
         put_plain(opened, RED, 1, 2)
         opened.seal()
-        report = opened.store.inspect_segment(0)
+        report = inspect_segment(tmp_path, 0)
         assert (report["num_records"], report["num_encrypted"]) == (2, 2)
         assert json.dumps(report)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kvtier.tiers.base import CopyError
 from kvtier.tiers.block import Geometry, NamespaceIdentity
+from kvtier.tiers.cold import manifest_file
 from kvtier.tiers.cold.direct_io import DirectIo
 from kvtier.tiers.cold.manifest import (
     PROLOGUE_BYTES,
@@ -238,6 +239,26 @@ def test_after_a_failure_the_next_event_goes_to_a_new_file(tmp_path: Path, kind:
     state = load(tmp_path)
     assert state.generation > before
     assert state.lives == {1: Life(11, False), 2: Life(22, False)}
+
+
+def test_nothing_is_logged_into_a_file_that_a_start_would_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file was complete on the disk, and what followed went into the old one."""
+    monkeypatch.setattr(manifest_file, "ROTATE_BYTES", 1)
+    manifest = begin(tmp_path)
+    manifest.append(segment_event(Kind.OPENED, 0, 10))
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest_file, "sync_directory", _fail_to_sync)
+        with pytest.raises(CopyError):
+            manifest.append(segment_event(Kind.OPENED, 1, 11))
+    manifest.append(segment_event(Kind.OPENED, 2, 12))
+    manifest.close()
+    assert load(tmp_path).lives == manifest.state.lives == {0: Life(10, False), 2: Life(12, False)}
+
+
+def _fail_to_sync(directory: Path) -> None:
+    raise OSError(errno.EIO, "no flush")
 
 
 class SlowFlush(DirectIo):

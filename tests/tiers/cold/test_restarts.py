@@ -1,11 +1,15 @@
 """What the cold store has after a restart or a power cut, and what it flushes for that, in which order."""
 
+import errno
+import os
 import random
 from pathlib import Path
 
 import pytest
 
 from kvtier.tiers.base import Cause
+from kvtier.tiers.cold import recovery
+from kvtier.tiers.cold.inspection import inspect_segment
 from kvtier.tiers.cold.log import record_bytes
 from kvtier.tiers.cold.opening import Durability
 from tests.tiers.cold.store import (
@@ -105,20 +109,67 @@ def test_an_empty_unsealed_segment_is_free_again(tmp_path: Path) -> None:
         assert again.room.num_free == NUM_SEGMENTS
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM])
+def test_a_segment_that_cannot_be_read_at_a_start_is_there_at_the_next(
+    tmp_path: Path, code: int, sealed: bool
+) -> None:
+    """It was freed, durably, as if nothing were in it."""
+    with cold(tmp_path) as opened:
+        opened.put(range(8))
+        if sealed:
+            opened.seal()
+        accepted = opened.accepted
+    io = FaultyIo(failing("read", code))
+    with cold(tmp_path, io=io) as again:
+        assert (again.recovered.num_records, again.room.num_free) == (0, NUM_SEGMENTS - 1)
+        io.fault = lambda kind, number: None
+        for first in range(100, 100 + 8 * (NUM_SEGMENTS - 2), 8):
+            again.put(range(first, first + 8))
+            again.seal()
+        assert not {place >> 32 for place in again.accepted} & {place >> 32 for place in accepted}
+    with cold(tmp_path) as last:
+        last.accepted = accepted
+        assert labels_of(last.recovered).items() >= {at: one for at, (one, _) in accepted.items()}.items()
+        last.assert_readable()
+
+
+def test_a_part_of_a_segment_that_cannot_be_read_at_a_start_is_there_at_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was sealed with a footer that left this part out."""
+    monkeypatch.setattr(recovery, "WINDOW_BYTES", 64 << 10)
+    with cold(tmp_path) as opened:
+        opened.put(range(16))
+        accepted = opened.accepted
+    reads = iter(range(1 << 30))
+
+    def fault(kind: str, number: int) -> None:
+        if kind == "read" and next(reads) == 1:  # after the footer's
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with cold(tmp_path, io=FaultyIo(fault)) as again:
+        assert 0 < again.recovered.num_records < 16
+    with cold(tmp_path) as last:
+        last.accepted = accepted
+        assert last.recovered.num_records == 16
+        last.assert_readable()
+
+
 def test_inspecting_a_segment_beside_its_owner_and_after(tmp_path: Path) -> None:
     with cold(tmp_path) as opened:
         opened.put(range(4))
-        assert opened.store.inspect_segment(0)["num_records"] == 4
-        assert opened.store.inspect_segment(0)["state"] == "unsealed"
+        assert inspect_segment(tmp_path, 0)["num_records"] == 4
+        assert inspect_segment(tmp_path, 0)["state"] == "unsealed"
         opened.seal()
-        report = opened.store.inspect_segment(0)
+        report = inspect_segment(tmp_path, 0)
         assert (report["state"], report["footer"], report["payload_bytes"]) == ("sealed", "valid", 36_000)
         assert report["namespaces"] == {NAMESPACES[0].digest.hex(): 4}
-        assert opened.store.inspect_segment(1)["state"] == "free"
+        assert inspect_segment(tmp_path, 1)["state"] == "free"
         opened.free(0)
-        assert opened.store.inspect_segment(0)["state"] == "free"
+        assert inspect_segment(tmp_path, 0)["state"] == "free"
         with pytest.raises(FileNotFoundError):
-            opened.store.inspect_segment(99)
+            inspect_segment(tmp_path, 99)
 
 
 # ------------------------------------------------------------------------------- durability, by order
@@ -177,7 +228,6 @@ def test_a_failed_flush_is_not_repeated_and_makes_the_segment_suspect(tmp_path: 
         io.calls.clear()
         assert opened.seal() == [False]
         assert io.calls == ["sync"], "neither again nor a footer"
-        assert opened.store.suspect_segments() == [0]
         assert opened.store.statistics().failures == {Cause.IO_ERROR: 1}
         opened.assert_readable()
         io.fault = lambda kind, number: None

@@ -111,6 +111,26 @@ def test_no_descriptor_is_no_damage(tmp_path: Path) -> None:
         io.fault = lambda kind, number: None
 
 
+@pytest.mark.parametrize("kind", ["read-only file system", "no memory"])
+def test_a_disk_that_takes_no_writes_or_a_read_without_memory_is_no_damage(tmp_path: Path, kind: str) -> None:
+    """Every segment was called damaged, and every record that could not be read just then."""
+    read_only, no_memory = OSError(errno.EROFS, "read-only"), OSError(errno.ENOMEM, "no memory")
+
+    def fault(asked: str, number: int) -> None:
+        if kind == "no memory" and asked == "read":
+            raise no_memory
+        if kind == "read-only file system" and asked in ("open", "write"):
+            raise read_only
+
+    io = FaultyIo()
+    with cold(tmp_path, io=io) as opened:
+        opened.put(range(3))
+        io.fault = fault
+        [step] = opened.store.verifier.verify_unit(0)
+        assert (step.num_fragments, [*step.damaged], step.problem) == (3, [], "")
+        io.fault = lambda kind, number: None
+
+
 # --------------------------------------------------------------------------------------- of a folder
 
 
