@@ -96,5 +96,10 @@ class ChainOptions:
         """
         if self.weights_digest:
             return digest_from(self.weights_digest)
-        folder = Path(self.weights).expanduser() if self.weights else None
-        return checkpoint_digest(folder or find_checkpoint(model, self.revision or None))
+        return checkpoint_digest(self.folder_of(model))
+
+    def folder_of(self, model: str) -> Path:
+        """Return where the weights are. Raises InvalidRequest when they are not on this host."""
+        if self.weights:
+            return Path(self.weights).expanduser()
+        return find_checkpoint(model, self.revision or None)

@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 
 from ...v1.types import NamespaceIdentity
 from .groups import specs_in
-from .identity import identity_of, model_digest
+from .identity import identity_of, length_choices, model_digest
 from .options import Options
 from .worker.pages import PagedGroup
 from .worker.transfers import DevicePages
@@ -91,6 +91,16 @@ def model_of(vllm_config: Any, options: Options) -> bytes:
         "dummy_seed": model.seed if is_dummy else None,
         "speculative": str(getattr(vllm_config.speculative_config, "model", None)),
     }
+    images = getattr(model, "multimodal_config", None)  # a request's hash covers what the request says only
+    settings = {name: getattr(images, name, None) for name in ("mm_processor_kwargs", "video_pruning_rate")}
+    is_fitted = getattr(model, "original_max_model_len", None) == -1  # after the model was made
+    rest = {
+        "images": {name: given for name, given in settings.items() if given},
+        "length": length_choices(config["config"], 0 if is_fitted else model.max_model_len),
+        "tuning": getattr(model, "override_generation_config", {}).get("attn_temperature_tuning"),
+        "variant": options.variant,
+    }
+    config |= {name: given for name, given in rest.items() if given not in (None, "", [], {})}
     given = options.model_digest
     if is_dummy and not given:  # weights drawn from the seed, for this configuration
         given = "00" * 32

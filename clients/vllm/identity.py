@@ -8,6 +8,7 @@ kernels pack keys differently for each.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -46,6 +47,16 @@ def lasting(config: Any) -> Any:
     if isinstance(config, Mapping):
         return {name: lasting(value) for name, value in config.items() if name not in VOLATILE}
     return [lasting(one) for one in config] if isinstance(config, list | tuple) else config
+
+
+def length_choices(config: Mapping[str, Any], max_model_len: int) -> list[bool | None]:
+    """Return what the longest request decides about all KV: LongRoPE's factors, Llama 4's tuning.
+
+    Empty where it decides nothing. A length of 0 is one that the engine chose itself."""
+    text = json.dumps(config, default=str)
+    bounds = re.findall(r'"original_max_position_embeddings": (\d+)', text) if '"longrope"' in text else []
+    bounds += ["32768"] if '"attn_temperature_tuning"' in text else []
+    return [max_model_len > int(bound) if max_model_len else None for bound in sorted(set(bounds))]
 
 
 def identity_of(

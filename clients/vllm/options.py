@@ -34,6 +34,7 @@ class Options:
     target: str = ""  # as for Client; empty: KVTIER_TARGET, or the default socket
     domain: str = ""  # isolation domain
     model_digest: str = ""  # hex, 16 to 64 bytes; empty: taken from the checkpoint on disk
+    variant: str = ""  # whatever else changes the KV
     save: str = "all"  # or "prompt": no blocks with generated tokens; or "none"
     load: bool = True
     layers_per_group: int = (

@@ -9,13 +9,18 @@ namespace, and any difference is another namespace, never a wrong byte. What vLL
 Nothing of vLLM is imported; an OffloadingConfig is recognised by its fields.
 """
 
+import json
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ...v1.types import NamespaceIdentity
 from ..connector.opaque import opaque_identity
+from ..connector.plugin_options import bad_option
 from ..connector.versions import check_version
+from ..errors import InvalidRequest
+from ..vllm.identity import length_choices
 from .options import TierOptions
 
 FORMAT = 1  # of a row as a block; raise it when the same bytes would mean something else
@@ -54,6 +59,11 @@ def identity_of(
     when the weights are not found, PreconditionFailed for a version of vLLM that was never tested.
     """
     check_version("vLLM", vllm_version)
+    if not options.variant and length_choices(_config_of(config.model.name, options), 0):
+        raise bad_option(
+            f"the KV of {config.model.name} depends on --max-model-len, which vLLM does not tell a tier: "
+            "name it in `variant`, the same for engines that share"
+        )
     facts = {
         "format": FORMAT,
         "engine": ".".join(vllm_version.split(".")[:2]),
@@ -80,6 +90,13 @@ def identity_of(
 def host_device(kind: str, instructions: str = "") -> str:
     """Return how a device is named in a namespace. A CPU's KV is packed for its instruction set."""
     return f"cpu:{platform.machine()}:{instructions}" if kind == "cpu" else kind
+
+
+def _config_of(model: str, options: TierOptions) -> Any:
+    """Return the configuration of a checkpoint; empty where it is not on this host."""
+    with suppress(InvalidRequest, OSError, ValueError):
+        return json.loads((options.folder_of(model) / "config.json").read_text())
+    return {}
 
 
 def _parallel(config: Any) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """What a tier's namespace covers: every difference that changes the bytes, and no other."""
 
+import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,20 @@ def test_the_same_again_is_the_same() -> None:
 )
 def test_whatever_changes_the_bytes_is_another_namespace(other: TierIdentity) -> None:
     assert other.namespace(0) != BASE
+
+
+def test_a_model_whose_kv_depends_on_the_longest_request_wants_a_variant(tmp_path: Path) -> None:
+    """vLLM tells a tier no --max-model-len, and LongRoPE's factors for all positions depend on it."""
+    rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    text = json.dumps({"original_max_position_embeddings": 4096, "rope_scaling": rope})
+    (tmp_path / "config.json").write_text(text)
+    config = replace(Config(), model=Model(name=str(tmp_path)))
+    with pytest.raises(InvalidRequest, match="depends on --max-model-len"):
+        identity(config)
+    named = [identity(config, options=replace(OPTIONS, variant=text)) for text in ("4k", "64k")]
+    assert named[0].namespace(0) != named[1].namespace(0)
+    (tmp_path / "config.json").write_text("{}")
+    assert identity(config).namespace(0) == BASE
 
 
 @pytest.mark.parametrize(
