@@ -140,10 +140,11 @@ class ServerSlots:
         self.guard.count(OTHER_SERVER, self._has_changed)
         return not self._has_changed
 
-    def _asked(self) -> tuple[str, str, Any]:
-        """Return what the server says that it is: build, path of the model, adapters with their scales."""
+    def _asked(self) -> tuple[str, str, Any, int]:
+        """Return what the server says that it is: build, model, adapters with scales, size of context."""
         told = self._get("/props")
-        return told.get("build_info", ""), told.get("model_path", ""), self._get("/lora-adapters")
+        num_tokens = told.get("default_generation_settings", {}).get("n_ctx", 0)
+        return told.get("build_info", ""), told.get("model_path", ""), self._get("/lora-adapters"), num_tokens
 
     def _written(self) -> tuple[int, Bytes, Bytes]:
         """Return version, tokens (i4) and state of the file that the server wrote.
@@ -184,11 +185,12 @@ class ServerSlots:
             return json.loads(answer.read())
 
     def _identity(self, model: Path, variant: str) -> NamespaceIdentity:
-        build, _, adapters = self._about
+        build, _, adapters, num_tokens = self._about
         facts = {
             "format": FORMAT,
             "build": build,
             "adapters": adapters,
+            "n_ctx": num_tokens,  # decides which of a model's two rope factors all tokens get
             "layout": {**asdict(self.layout), "architecture": ""},
             "block_tokens": self.block_tokens,
             "variant": variant,

@@ -9,9 +9,17 @@ FIRST_TOKEN = 3  # 0, 1, 2 are begin, end and unknown
 
 
 def make(
-    path: Path, *, layers: int = 4, width: int = 256, heads: int = 4, kv_heads: int = 2, seed: int = 0
+    path: Path,
+    *,
+    layers: int = 4,
+    width: int = 256,
+    heads: int = 4,
+    kv_heads: int = 2,
+    seed: int = 0,
+    short_tokens: int = 0,
 ) -> Path:
-    """Write the model; its feed-forward layers are 2.75 times as wide as it is."""
+    """Write the model; its feed-forward layers are 2.75 times as wide as it is. Contexts of more than
+    `short_tokens`, if given, have other rope factors than shorter ones (LongRoPE)."""
     import gguf
     import numpy as np
 
@@ -45,6 +53,11 @@ def make(
     writer.add_tensor("token_embd.weight", matrix(VOCABULARY, width, width**0.5))
     writer.add_tensor("output_norm.weight", ones)
     writer.add_tensor("output.weight", matrix(VOCABULARY, width, 2.0))
+    if short_tokens:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_orig_ctx_len(short_tokens)
+        for name, factor in (("long", 4.0), ("short", 1.0)):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.full(head_dim // 2, factor, np.float32))
     for layer in range(layers):
         shapes = {
             "attn_q": (width, width, 2.0),

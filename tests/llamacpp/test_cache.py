@@ -61,6 +61,20 @@ def right(model: Path, prompt: list[int], **settings: Any) -> list[int]:
     return answer(llama(model, **settings), prompt)
 
 
+def test_the_size_of_a_context_counts_where_a_model_has_two_rope_factors(
+    model: Path, tmp_path: Path, daemon: Daemon
+) -> None:
+    long_rope, prompt = make(tmp_path / "long.gguf", short_tokens=1024), words(1, 300)
+    answers = {size: right(long_rope, prompt, n_ctx=size) for size in (1024, 2048)}
+    assert answers[1024] != answers[2048], "the test shows nothing"
+    for size in (1024, 2048):
+        llm, cache = with_kvtier(long_rope, daemon.target, n_ctx=size)
+        assert answer(llm, prompt) == answers[size]
+        assert cache.num_hits == 0
+    identities = [with_kvtier(model, daemon.target, n_ctx=size)[1].identity for size in (1024, 2048)]
+    assert identities[0] == identities[1], "other models share, whatever the size"
+
+
 @pytest.mark.parametrize("flash_attn", [False, True], ids=["values transposed", "flash attention"])
 def test_a_new_process_continues_what_an_earlier_one_computed(
     model: Path, daemon: Daemon, flash_attn: bool

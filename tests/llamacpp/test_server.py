@@ -13,6 +13,7 @@ import pytest
 from kvtier.clients.llamacpp import ServerSlots
 
 from ..daemon import Daemon
+from .models import make
 from .server import EXECUTABLE, executable, library
 
 BLOCK_TOKENS = 32
@@ -87,3 +88,19 @@ def test_another_server_goes_on_where_one_stopped(
         assert complete(url, prompt)[0] == answer
         slots.close()
     assert not list(tmp_path.glob("kvtier-*.bin"))
+
+
+@pytest.mark.parametrize("running", SERVERS)
+def test_the_size_of_the_context_counts_where_a_model_has_two_rope_factors(
+    running: Callable[[Path, Path, int], AbstractContextManager[str]], daemon: Daemon, tmp_path: Path
+) -> None:
+    """llama.cpp takes the long ones for all tokens of a context of more than 1,024."""
+    model, prompt, answers = make(tmp_path / "long.gguf", short_tokens=1024), words(1, 300), []
+    for num_tokens in (1024, 2048):
+        with running(model, tmp_path, num_tokens) as url:
+            slots = ServerSlots(url, tmp_path, model, daemon.target, block_tokens=BLOCK_TOKENS)
+            assert slots.restore(prompt) == 0, "the other one's KV is not that of this one"
+            answers.append(complete(url, prompt)[0])
+            assert slots.save() > 0
+            slots.close()
+    assert answers[0] != answers[1], "the test shows nothing"

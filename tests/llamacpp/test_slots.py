@@ -24,13 +24,20 @@ from .test_cache import BLOCK_TOKENS, answer, closed, llama, right, words
 __all__ = ["closed"]  # a fixture
 
 
+PROPS = {
+    "build_info": "b1",
+    "model_path": "tiny.gguf",
+    "default_generation_settings": {"n_ctx": 1024},
+}
+
+
 class Server:
     """One slot. `packs`: whether tokens are written as since 2026."""
 
     def __init__(self, model: Path, folder: Path, packs: bool) -> None:
         self.llm, self.folder, self.packs = llama(model), folder, packs
         self.about: dict[str, Any] = {
-            "/props": {"build_info": "b1", "model_path": model.name},
+            "/props": PROPS,
             "/lora-adapters": [{"id": 0, "path": "a.gguf", "scale": 0.0}],
         }
 
@@ -123,8 +130,9 @@ def test_another_server_goes_on_where_one_stopped(
         ("/props", {"build_info": "b1", "model_path": "fine-tuned.gguf"}),
         ("/props", {"build_info": "b2", "model_path": "tiny.gguf"}),
         ("/lora-adapters", [{"id": 0, "path": "a.gguf", "scale": 1.0}]),
+        ("/props", {**PROPS, "default_generation_settings": {"n_ctx": 2048}}),
     ],
-    ids=["another model", "another build", "another scale"],
+    ids=["another model", "another build", "another scale", "another context"],
 )
 def test_a_server_that_came_to_be_another_stores_and_gets_nothing(
     model: Path, daemon: Daemon, tmp_path: Path, path: str, told: Any
