@@ -10,11 +10,10 @@ Nothing of SGLang is imported; its config and pools are recognised by their fiel
 """
 
 import hashlib
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 from ...v1.types import NamespaceIdentity
@@ -85,18 +84,19 @@ def since_clear(identity: NamespaceIdentity, run: str, num_clears: int) -> Names
     return replace(identity, shard=shard)
 
 
+@cache
 def run_of_server() -> str:
-    """Return a name that the ranks of one server on this host share, and no other server ever has.
+    """Return a name that the ranks of one server share, and no other server ever has.
 
-    It is made of their parent process and of when that began."""
-    parent = os.getppid()
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # in ticks since boot
-        facts = f"{boot} {os.readlink('/proc/self/ns/pid')} {parent} {began}"
-    except OSError:  # a parent in another pid namespace: then each rank is by itself
-        facts = uuid.uuid4().hex
-    return hashlib.sha256(facts.encode()).hexdigest()[:16]
+    The first rank draws it; the others read it from the store by which torch.distributed made them meet.
+    Their parent process does not tell: a program may start one engine after another."""
+    from torch import distributed
+
+    drawn = uuid.uuid4().hex[:16]
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return drawn
+    store = distributed.distributed_c10d._get_default_store()
+    return str(store.compare_set("kvtier.run", "", drawn).decode())
 
 
 def hash_of(key: str) -> bytes:

@@ -11,6 +11,7 @@ what this host has. With several ranks all of them have to say the same, so ther
 says yes, too, and its batch fails. Loads have a breaker of their own, which late stores do not open.
 
 Two threads, which take turns at nothing: one loads and one stores, each with connections of its own.
+Batches are pinned over two connections in turn: one whose leases are being read is the loader's meanwhile.
 The interface: sglang/srt/mem_cache/unified_cache/unified_cache_linker.py, 0.5.23.
 """
 
@@ -65,6 +66,7 @@ class _Part:
     name: Any
     hashes: list[bytes]
     indices: Any
+    store: ChainStore  # that pins them
     leases: list[Lease]  # one after another; empty when not all of it could be pinned
 
 
@@ -104,7 +106,8 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         options = self.options
         self._probes = ChainStore.at(options, self.guard, options.lookup_timeout_s)
-        self._loads = ChainStore.at(options, Guard(__name__), options.load_timeout_s)
+        self._loads_guard = Guard(__name__)
+        self._loads = [ChainStore.at(options, self._loads_guard, options.load_timeout_s) for _ in range(2)]
         self._sets = ChainStore.at(options, self.guard, options.store_timeout_s, options.staging_bytes)
         self._parents: OrderedDict[str, str] = OrderedDict()
         self._queued: dict[str, list[_Part]] = {}
@@ -143,9 +146,12 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Pin a request's pages; False when it has to be computed."""
         pools = self.pool_group.resolve_transfers(transfers, allow_partial=True, allow_missing_kv=True)
-        parts = [_Part(one.name, [hash_of(key) for key in one.keys], one.host_indices, []) for one in pools]
+        store = self._loads[0]
+        parts = [
+            _Part(one.name, [hash_of(key) for key in one.keys], one.host_indices, store, []) for one in pools
+        ]
         for part in parts:
-            part.leases = self._loads.pin(self._identities[part.name], part.hashes)
+            part.leases = store.pin(self._identities[part.name], part.hashes)
         num_lost = sum(not part.leases for part in parts)
         self.guard.count(NOT_PINNED, num_lost)
         if not parts or (num_lost and self._config.tp_size == 1):
@@ -166,6 +172,7 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
         queued, self._queued = self._queued, {}
         if not queued:
             return -1
+        self._loads.reverse()  # the next batch is pinned by the other one, while this one is read
         index: int = self.layer_done_counter.update_producer()
         parts = [part for parts in queued.values() for part in parts]
         written = get_device_module().Event()
@@ -211,7 +218,7 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def _give_back(self, parts: Sequence[_Part]) -> None:
         for part in parts:
-            self._loads.give_back(part.leases)
+            part.store.give_back(part.leases)
 
     # -------------------------------------------------------------------------------------- offload
 
@@ -291,13 +298,13 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
             self.cancel_queued_load(rid)
         for worker in (self._loader, self._saver):
             worker.close()
-        for store in (self._probes, self._loads, self._sets):
+        for store in (self._probes, *self._loads, self._sets):
             store.close()
 
     @property
     def causes(self) -> dict[str, int]:
         """How often something was lost, by cause."""
-        return dict(Counter(self.guard.causes) + Counter(self._loads.guard.causes))
+        return dict(Counter(self.guard.causes) + Counter(self._loads_guard.causes))
 
     # ------------------------------------------------------------------------------------ internals
 

@@ -7,7 +7,7 @@ questions.
 import hashlib
 import inspect
 import json
-import os
+import multiprocessing
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +32,7 @@ from kvtier.clients.sglang import backend as backend_module
 from kvtier.clients.sglang.identity import run_of_server
 
 from ...daemon import Daemon
+from ...ports import free_port
 from .pools import HostPool
 
 Make = Callable[..., KvtierStorage]
@@ -285,15 +286,29 @@ def test_what_an_earlier_server_stored_after_its_clear_is_not_found(
     assert later.batch_exists(keys) == 0
 
 
-def test_runs_of_servers_are_told_apart_by_their_parents(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = run_of_server()
-    assert run_of_server() == mine
-    assert len(mine) == 16
-    own = os.getpid()
-    monkeypatch.setattr(os, "getppid", lambda: own)
-    assert run_of_server() != mine, "another parent"
-    monkeypatch.setattr(os, "getppid", lambda: 1 << 30)
-    assert run_of_server() != run_of_server(), "nobody can say which: by itself"
+def run_of_rank(address: str, rank: int, told: Any) -> None:
+    """Be a scheduler process of SGLang: it joins its engine's ranks, then makes its backend."""
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    run_of_server.cache_clear()
+    told.put(run_of_server())
+    torch.distributed.barrier()
+
+
+def test_the_ranks_of_an_engine_share_a_run_and_two_engines_of_a_process_do_not() -> None:
+    """Before: it was made of the parent process, and `sgl.Engine` starts its schedulers from the caller."""
+    context = multiprocessing.get_context("fork")  # spawned as SGLang does it, each would import torch anew
+    runs = []
+    for _ in range(2):
+        told, address = context.Queue(), f"tcp://127.0.0.1:{free_port()}"
+        ranks = [context.Process(target=run_of_rank, args=(address, rank, told)) for rank in (0, 1)]
+        for process in ranks:
+            process.start()
+        runs += [told.get(timeout=60) for _ in ranks]
+        for process in ranks:
+            process.join(60)
+    assert runs[0] == runs[1] != runs[2] == runs[3]
+    assert run_of_server() == run_of_server()
+    assert len(run_of_server()) == 16
 
 
 def test_a_set_counts_only_what_is_stored(make: Make) -> None:

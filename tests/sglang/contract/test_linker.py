@@ -160,6 +160,43 @@ def test_layers_are_ready_one_after_another(make: Make) -> None:
     assert tree.wrapper.finish_loads() == []
 
 
+def test_a_load_under_way_does_not_hold_up_the_next_one(make: Make) -> None:
+    """Before: the scheduler pinned over the connection whose leases the loader was waiting on."""
+    group = pool_group()
+    linker = make(group)
+    tree = Tree(linker, group)
+    key = prompt("a", 3)
+    tree.store(key, 0, 1, 2)
+    transfer = PoolTransfer(PoolName.KV, None, slots(PAGE, 4, 5, 6), hashes_of(key))
+    assert linker.load("one", [transfer])
+    (first,) = linker._queued["one"]
+    lock = first.store._client._lock
+    held, done = threading.Event(), threading.Event()
+
+    def read() -> None:
+        """Hold the connection, as the loader does while it waits for a fragment."""
+        with lock:
+            held.set()
+            assert done.wait(60)
+
+    reader = threading.Thread(target=read)
+    write = LayeredPages.write
+
+    def late(self: LayeredPages, *arguments: Any) -> None:
+        assert done.wait(60)
+        write(self, *arguments)
+
+    linker._pages[PoolName.KV].write = late.__get__(linker._pages[PoolName.KV])  # type: ignore[method-assign]
+    index = linker.start_layer_wise_loading()
+    reader.start()
+    assert held.wait(60)
+    assert linker.load("two", [transfer])
+    done.set()
+    reader.join()
+    assert linker.finish_layer_wise_loading(index)
+    assert linker.cancel_queued_load("two")
+
+
 def test_a_queued_load_that_is_given_up_holds_nothing(make: Make, shared_daemon: Daemon) -> None:
     group = pool_group()
     linker = make(group)
