@@ -10,6 +10,7 @@ was rejected: an edit of a single matrix row must not keep the old name.
 import hashlib
 import json
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,6 +36,14 @@ def fingerprint(model: Any) -> int:
             *((name, one.data_ptr(), one.dtype) for name, one in model.named_buffers()),
         )
     )
+
+
+def has_adapter(model: Any) -> bool:
+    """Whether PEFT has put adapters into the model, which may write no weight."""
+    peft = sys.modules.get("peft")  # where it was never imported there is none
+    kinds = (peft.PeftModel, peft.tuners.tuners_utils.BaseTunerLayer) if peft else ()
+    is_marked = getattr(model, "_hf_peft_config_loaded", False)
+    return is_marked or any(isinstance(module, kinds) for module in model.modules())
 
 
 def model_digest(model: Any, weights_digest: bytes = b"") -> bytes:

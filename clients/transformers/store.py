@@ -25,7 +25,7 @@ from ..sync import Client
 from ..values.keys import prefix_hashes
 from .cache import Reuse, TieredCache
 from .carrier import Carrier
-from .identity import fingerprint, model_digest
+from .identity import fingerprint, has_adapter, model_digest
 from .plan import LayerKind, Saved, whole_blocks
 from .probe import Unsupported, shape_of_past
 
@@ -130,8 +130,8 @@ class PrefixStore:
 
         Those of the first `num_tokens` tokens, if given. The session then waits for its user."""
         self._notice_change()
-        saved = Saved(why_not=self._refusal)
-        if not self._refusal:
+        saved = Saved(why_not=self._refusal or ("adapter" if has_adapter(self.model) else ""))
+        if not saved.why_not:
             saved = self._ask("save", lambda: self._carrier.save(cache, num_tokens), Saved(why_not="failed"))
         if saved.why_not:
             self.counts[f"not saved: {saved.why_not}"] += 1
@@ -206,7 +206,7 @@ class PrefixStore:
         """Why a prompt is computed as if there were no store; empty when it is not."""
         if self._refusal or self.model.training:
             return self._refusal or "training"
-        if getattr(self.model, "_hf_peft_config_loaded", False):
+        if has_adapter(self.model):
             return "adapter"
         if not rows or not rows[0]:
             return "no tokens"

@@ -175,6 +175,28 @@ def test_adapters_are_passed_by(warm: Any) -> None:
     assert warm.counts["passed by: adapter"] == 1
 
 
+def test_adapters_that_peft_injects_by_itself_are_passed_by(make_store: Make) -> None:
+    """Which of two is active changes no weight, so the fingerprint does not tell."""
+    peft = pytest.importorskip("peft", reason="`make test-transformers` installs it")
+    model = build(TINY)
+    config = peft.LoraConfig(target_modules=["v_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config, adapter_name="one")
+    adapted.add_adapter("two", config)
+    store = make_store(model)
+    for name in ("one", "two"):
+        adapted.set_adapter(name)
+        cache = store.load(tokens(60))
+        assert cache.reuse.num_tokens == 0
+        read(model, tokens(60), cache)
+        assert cache.save().why_not == "adapter"
+    assert store.counts["passed by: adapter"] == 2
+    merged = adapted.merge_and_unload()
+    assert merged is model
+    cache = store.load(tokens(60))
+    read(model, tokens(60), cache)
+    assert cache.save().num_stored == 7, "merged it is a model of its own"
+
+
 def test_a_changed_model_that_cannot_be_looked_at_is_not_taken_for_the_old_one(
     warm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
