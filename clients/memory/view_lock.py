@@ -22,6 +22,7 @@ class ViewLock:
         self._file = -1
         # A lock belongs to an open file, and the descriptor's is shared with the daemon and other clients.
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._process = os.getpid()
         self._num_leases: Counter[int] = Counter()  # by extent
         self._lock = threading.Lock()
 
@@ -34,7 +35,9 @@ class ViewLock:
                 self._num_leases[extent] += 1
 
     def give_back(self, extents: Iterable[int]) -> None:
-        """Hold the locks of extents for one lease less."""
+        """Hold the locks of extents for one lease less; in a forked child they are its parent's."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             for extent in extents:
                 self._num_leases[extent] -= 1

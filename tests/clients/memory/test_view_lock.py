@@ -38,6 +38,20 @@ def test_locks_go_with_their_process_not_with_another_descriptor(index: int) -> 
     assert not is_locked(index, 5)
 
 
+def test_a_forked_child_leaves_the_locks_to_its_parent(index: int) -> None:
+    """Both have the same open file, so either could drop the lock that says that the parent reads there."""
+    lock = ViewLock(index)
+    lock.take({5})
+    child = os.fork()
+    if not child:
+        lock.give_back({5})
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert is_locked(index, 5)
+    lock.give_back({5})
+    assert not is_locked(index, 5)
+
+
 def test_an_exclusive_lock_of_another_client_is_as_good(index: int) -> None:
     """A member of the same isolation domain may take one; that is no error of anybody else's lease."""
     rival = os.open(f"/proc/self/fd/{index}", os.O_RDWR)
