@@ -8,6 +8,7 @@ goes dark: it stays loaded, says why once, and promises and saves nothing. A con
 refused when the engine starts, which is the only time that anything here raises.
 """
 
+import hashlib
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -112,7 +113,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         )
         every = self.options.window_checkpoint_tokens
         self._groups = [] if self._why_dark else groups_of(kv_cache_config, hash_block_tokens, every)
-        self._engine = (transfer.engine_id or uuid.uuid4().hex)[:12]
+        engine = transfer.engine_id or uuid.uuid4().hex  # replicas may differ in its last letters only
+        self._engine = hashlib.sha256(engine.encode()).hexdigest()[:12]
         self._pool = PoolHolder()
         self._agent: Agent | None = None
         self._scheduler: SchedulerSide | None = None

@@ -342,8 +342,8 @@ class SchedulerSide:
         tracked.saving.due_tokens = 0
 
     def _give_up(self, tracked: Tracked, cause: str) -> tuple[int, bool]:
-        if cause == "misses_timeout":
-            self._agent.silent()
+        if cause == "misses_timeout" and not (tracked.asked and tracked.asked.is_pinned):
+            self._agent.silent()  # one that was pinned once was answered, and may wait for room since
         if not tracked.given_up:
             self._counters.add(cause)
         tracked.given_up = True

@@ -12,8 +12,9 @@ every save ends, and is reported as over: the engine waits for that report only.
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 from ....v1.types import PutOutcome
 from ...connector.breaker import Breaker
@@ -27,6 +28,7 @@ from .pages import PagedGroup
 from .threads import run_aside
 from .transfers import LOAD_STAGING_BYTES, Fetch, Store, Transfer
 
+R = TypeVar("R")
 HASH_BYTES = 32
 AGAIN = {PutOutcome.NO_ROOM: Again.REST, PutOutcome.PARENT_MISSING: Again.ALL}
 SILENT_TIMEOUT_S = 0.5  # while the daemon does not answer: shared memory may still do
@@ -103,6 +105,12 @@ class WorkerSide:
 
     def take_loaded(self) -> tuple[set[str], set[str]]:
         """Return the requests with loads that ended since the last call, and those that failed."""
+        num = self._options.num_load_threads
+        for source, transfers in (
+            (self._loads, self._load_transfers[:num]),
+            (self._arriving_loads, self._load_transfers[num:]),
+        ):
+            self.fail_loads(StepPlan(loads=[load for load, *_ in _behind_doubt(source, transfers)]))
         with self._lock:
             finished, self._finished = self._finished, set()
             failed, self._failed = self._failed, set()
@@ -110,6 +118,8 @@ class WorkerSide:
 
     def take_acks(self) -> Acks:
         """Return the saves that are over since the last call."""
+        queued = _behind_doubt(self._saves, [self._save_transfer])
+        self.drop_saves(StepPlan(saves=[save for save, *_ in queued]))
         with self._lock:
             acks, self._acks = self._acks, Acks()
         return acks
@@ -240,6 +250,19 @@ class WorkerSide:
             self._counters.add("hook_errors")
         if self.breaker.failed(problem):
             self._counters.add("breaker_openings")
+
+
+def _behind_doubt(source: "queue.SimpleQueue[R | None]", transfers: Sequence[Transfer]) -> Iterator[R]:
+    """Take from a queue what no thread may ever serve: all wait for the daemon to let go of pages."""
+    while all(transfer.is_in_doubt for transfer in transfers):
+        try:
+            item = source.get_nowait()
+        except queue.Empty:
+            return
+        if item is None:  # the last word to a thread
+            source.put(None)
+            return
+        yield item
 
 
 def client_of(options: Options, name: str, staging_bytes: int) -> Client:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from ....v1.types import NamespaceIdentity, Urgency
+from ...connector.breaker import OPENS
 from ...errors import NOT_RUNNING, SOCKET_DENIED, InvalidRequest, KvtierError, PreconditionFailed
 from ...operations.direct import Exported, Exporter
 from ...operations.page_layouts import describe
@@ -109,6 +110,7 @@ class Transfer(ABC):
         self.client = client
         self._identities = list(identities)
         self._namespaces: dict[tuple[int, str, bytes], Namespace] = {}
+        self.is_in_doubt = False  # waits until a call that was not answered touches no page any more
 
     def connect(self) -> None:
         """Make known what the first request will need. Raises KvtierError."""
@@ -243,8 +245,12 @@ class DeviceTransfer(Transfer):
         pages = self._pages_of(group)
         try:
             yield pages
-        except KvtierError:
-            _settle(pages)
+        except KvtierError as problem:
+            self.is_in_doubt = isinstance(problem, OPENS)
+            try:
+                _settle(pages)
+            finally:
+                self.is_in_doubt = False
             raise
 
 

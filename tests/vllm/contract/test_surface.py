@@ -22,10 +22,7 @@ from kvtier.clients.vllm import connector as module
 from kvtier.clients.vllm.connector import KvtierConnector
 from kvtier.clients.vllm.versions import is_tested, minor_of, misfits
 
-from .connector_scene import (
-    make,
-    request,
-)
+from .connector_scene import SCHEDULER, caches, config, make, request
 
 # All that vLLM 0.32 calls on a connector. What is not ours keeps its default on purpose:
 NOT_OURS = {
@@ -71,6 +68,16 @@ def test_every_hook_of_this_version_is_known() -> None:
     assert ours - hooks == {"request_finished_all_groups", *NEWER}
     assert supports_hma(KvtierConnector)
     assert not inspect.isabstract(KvtierConnector)
+
+
+def test_engines_whose_ids_begin_alike_have_names_of_their_own() -> None:
+    """Replicas of data parallelism differ in the last letters; sessions and clients are named by engine."""
+    names = set()
+    for rank in (0, 1):
+        chosen = config()
+        chosen.kv_transfer_config.engine_id = f"prefill-on-host-1_dp{rank}"
+        names.add(KVConnectorFactory.create_connector(chosen, SCHEDULER, caches())._engine)
+    assert len(names) == 2
 
 
 def test_hooks_take_what_the_engine_passes() -> None:

@@ -180,6 +180,7 @@ def test_blocks_on_their_way_up_are_given_more_time(scene: Scene) -> None:
     assert scene.side.matched_tokens(one, 0) == PENDING
     clock.now = 6.5
     assert scene.side.matched_tokens(one, 0) == MISS
+    assert scene.agent.num_silent == 0, "the daemon has answered: what is late is room, or the disk"
 
 
 def test_a_deadline_of_the_caller_bounds_the_wait(scene: Scene) -> None:

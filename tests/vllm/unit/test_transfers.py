@@ -78,9 +78,9 @@ class Rank:
         until(lambda: acks.update(self.side.take_acks().by_job) or acks)
         return acks[1]
 
-    def load(self, block_ids: list[int]) -> None:
+    def load(self, block_ids: list[int], request: str = "r") -> None:
         part = Part(0, PACKED, 0, block_ids)
-        self.side.start_loads(StepPlan(loads=[Load("r", "s", parts=[part])]))
+        self.side.start_loads(StepPlan(loads=[Load(request, "s", parts=[part])]))
 
     def loaded(self) -> tuple[set[str], set[str]]:
         until(self.has_loaded)
@@ -187,9 +187,35 @@ def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
             stalled.until(doubted.is_set)
             assert stalled.thread.call(lambda: stalled.has_copies)
             assert rank.side.take_loaded() == (set(), set())
+            rank.load([20, 21, 22, 23, 24, 25], "behind it")
+            assert rank.side.take_loaded() == ({"behind it"}, {"behind it"}), "there may never be an answer"
             stalled.pump(rank.has_loaded)
             assert rank.over == ({"r"}, {"r"})
             assert not stalled.has_copies
+            closing = rank.runtime.start(rank.side.close)
+            stalled.let_finish(closing)
+        stalled.assert_at_rest()
+
+
+def test_saves_behind_one_without_an_answer_give_their_blocks_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubted, settle = threading.Event(), Pages.settle
+
+    def noted(pages: Pages) -> None:
+        doubted.set()
+        settle(pages)
+
+    monkeypatch.setattr(Pages, "settle", noted)
+    with Served(tmp_path, device=FakeDevice(num_streams=NUM_STREAMS, seed=3)) as stalled:
+        with rank_at(stalled, call_s=3.0) as rank:
+            rank.save(FROM)
+            stalled.until(doubted.is_set)
+            assert rank.side.take_acks().by_job == {}
+            rank.side.start_saves(StepPlan(saves=[Save(2, 0, "s", b"", PACKED, INTO)]))
+            assert rank.side.take_acks().by_job == {2: Ack(1, 0)}
+            acks: dict[int, Ack] = {}
+            stalled.pump(lambda: acks.update(rank.side.take_acks().by_job) or 1 in acks)
             closing = rank.runtime.start(rank.side.close)
             stalled.let_finish(closing)
         stalled.assert_at_rest()
