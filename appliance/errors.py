@@ -213,7 +213,7 @@ REASONS: dict[str, ErrorReason] = {
         _EXHAUSTED,
         BusyError,
         "the tenant's share of namespaces is used up by those with blocks",
-        "use fewer, or evict those of old models",
+        "ask again: the one that was not used for longest is emptied; or use fewer",
     ),
     "QUOTA_EXCEEDED": ErrorReason(
         _EXHAUSTED,

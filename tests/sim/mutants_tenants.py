@@ -39,7 +39,7 @@ def erased_waits_for_nobody() -> list[Patch]:
 
 def erased_on_disk_only() -> list[Patch]:
     """What is in memory stays."""
-    return [(erasing.Erasing, "_forget", lambda self, row: None)]
+    return [(erasing.Erasing, "_forget", lambda self, row, reason: None)]
 
 
 ERASING = (

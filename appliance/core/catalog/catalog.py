@@ -52,6 +52,7 @@ class NamespaceEntry:
     exact_encodings: tuple[int, ...] = ()
     #: How likely a search of the source for its blocks finds something.
     search_chance: float = 1.0
+    used_at: float = 0.0  # when a request named it last; 0: not since the start
 
 
 class Catalog:

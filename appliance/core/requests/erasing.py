@@ -1,4 +1,5 @@
-"""Erasing: everything of a tenant is forgotten, in every tier, also what is held.
+"""Erasing: everything of a tenant, or of a namespace that was not used for long and stands in the way of a
+new one, is forgotten, in every tier, also what is held.
 
 What it had in the cold store is unreadable already when this begins: its key is gone. Here its blocks are
 removed from the catalog, so that memory keeps no copy and no disk is asked in vain. Copies that began before
@@ -27,14 +28,14 @@ from .request_registry import RequestRegistry
 
 #: Blocks forgotten in one step: a few milliseconds.
 STEP_BLOCKS = 256
-REASON = "tenant erased"
+ERASED, UNUSED = "tenant erased", "namespace unused"
 
 
 @dataclass(slots=True)
 class _Erasure:
-    """One tenant that is being erased."""
+    """One tenant that is being erased, or one namespace: then no call waits for it."""
 
-    call: int
+    call: int | None
     namespace_ids: frozenset[int]
     handles: Iterator[int]  # of blocks still to forget
     is_swept: bool = False  # there are none
@@ -52,6 +53,7 @@ class Erasing:
         self._residency = residency
         self._copies = copies
         self._jobs: deque[_Erasure] = deque()
+        requests.empty = self.empty
 
     @property
     def is_busy(self) -> bool:
@@ -66,6 +68,13 @@ class Erasing:
         self._core.erased_tenants.add(event.tenant)
         self._jobs.append(_Erasure(event.call, mine, self._handles(mine)))
         self._core.story.count("tenants_erased")
+
+    def empty(self, namespace_id: int) -> None:
+        """Erase a namespace's blocks; not while another is being erased."""
+        if not self._jobs:
+            chosen = frozenset({namespace_id})
+            self._jobs.append(_Erasure(None, chosen, self._handles(chosen)))
+            self._core.story.count("namespaces_emptied")
 
     def namespaces(self) -> set[int]:
         """Return the namespaces that are being erased."""
@@ -82,11 +91,12 @@ class Erasing:
         for handle in handles:
             row = self._core.catalog.row_of(handle)
             if row != NO_ROW:
-                self._forget(row)
+                self._forget(row, UNUSED if job.call is None else ERASED)
                 job.num_forgotten += 1
         job.is_swept |= len(handles) < STEP_BLOCKS
         if job.is_swept and not self._copies.is_disowning(job.namespace_ids):
-            self._requests.reply(job.call, CountResult(job.num_forgotten))
+            if job.call is not None:
+                self._requests.reply(job.call, CountResult(job.num_forgotten))
             self._jobs.popleft()
 
     def _handles(self, namespace_ids: frozenset[int]) -> Iterator[int]:
@@ -97,9 +107,9 @@ class Erasing:
             for number in range(NUM_PARTS):
                 yield from [catalog.handle(row) for row in rows.part(number)]
 
-    def _forget(self, row: int) -> None:
+    def _forget(self, row: int, reason: str) -> None:
         core = self._core
         residency = self._residency
         for fragment in core.catalog.fragments(row):
             for tier in core.ladder.tiers:
-                residency.condemn(fragment, tier, REASON, verb="erased")  # nothing, where nothing is
+                residency.condemn(fragment, tier, reason, verb="erased")  # nothing, where nothing is

@@ -264,6 +264,7 @@ class ReadRequests:
         client = self._requests.client(event.client)
         if namespace is None or client is None or namespace.identity.domain != client.domain:
             return
+        namespace.used_at = self._core.now
         rows = [row for row in namespace.rows.find(event.prefix_hashes) if row >= 0]
         for chain in _chains(self._core.catalog, rows):
             self._usage.used(chain, event.client, event.session_id, None, len(chain))

@@ -21,6 +21,7 @@ from ..shares import Shares
 from .leases import ClientEntry, LeaseTable
 from .quotas import Quotas
 
+IDLE_S = 600.0  # a namespace that no request named for so long may be emptied for another one
 MAX_COMMON_ID = 1 << 24  # ids of namespaces that are drawn stand above it
 
 
@@ -48,6 +49,8 @@ class RequestRegistry:
         self._shares = Shares(core.options.max_namespaces, core.options.num_tenants)
         #: Returns the namespaces that unfinished work names; set by the planner.
         self.namespaces_in_use: Callable[[], frozenset[int]] = frozenset
+        #: Begins to erase the blocks of a namespace; set by Erasing.
+        self.empty: Callable[[int], None] = lambda namespace_id: None
         self._requests: dict[int, OrderedDict[str, RememberedJob]] = {}  # by client
 
     # ------------------------------------------------------------------------------------- answers
@@ -82,6 +85,7 @@ class RequestRegistry:
         if prefix_hashes and set(map(len, prefix_hashes)) != {HASH_BYTES}:
             self.refuse(call, "BAD_KEY", f"prefix hashes are {HASH_BYTES} bytes each")
             return None
+        namespace.used_at = self._core.now
         return client, namespace
 
     # ------------------------------------------------------------------------------------- clients
@@ -147,14 +151,17 @@ class RequestRegistry:
                     )
                     return self.refuse(event.call, "LAYOUT_MISMATCH", message)
             if not self._has_place(tenant := tenant_of(identity.domain)):
+                self._empty_unused(tenant)
                 message = (
                     f"max_namespaces: the tenant has {self._shares.held(tenant)} with blocks, its share of "
-                    f"{self._core.options.max_namespaces}; use fewer, or evict those of old models"
+                    f"{self._core.options.max_namespaces}; ask again: one that was not used for {IDLE_S:g} s "
+                    "is emptied; or use fewer"
                 )
                 return self.refuse(event.call, "TOO_MANY_NAMESPACES", message, 1.0)
             namespace = self.add_namespace(identity)
             if self._core.log is not None:
                 self._core.outbox.emit(StoreNamespace(identity))
+        namespace.used_at = self._core.now
         if event.prefill is not None:
             self._core.costs.state_speed(namespace.id, event.prefill)
         sizes = list(namespace.fragment_bytes)
@@ -196,6 +203,20 @@ class RequestRegistry:
         for namespace in to_forget if is_enough else ():
             self.forget(namespace)
         return is_enough
+
+    def _empty_unused(self, tenant: str) -> None:
+        """Begin to empty the namespace of a tenant that was named longest ago, if that is long ago.
+
+        Each sync of an engine's weights leaves one behind. Not one with pinned blocks."""
+        core, in_use = self._core, self.namespaces_in_use()
+        pinned = {core.catalog.namespace_id[row] for row in core.pin_floors}
+        mine = [one for one in self._by_digest.values() if tenant_of(one.identity.domain) == tenant]
+        for namespace in mine:
+            namespace.used_at = namespace.used_at or core.now
+        idle = [one for one in mine if one.id not in in_use and one.id not in pinned]
+        oldest = min(idle, key=lambda one: one.used_at, default=None)
+        if oldest is not None and core.now - oldest.used_at >= IDLE_S:
+            self.empty(oldest.id)
 
     def unused(self, namespaces: Iterable[NamespaceEntry]) -> list[NamespaceEntry]:
         """Return those of these namespaces that have no blocks, and that no unfinished work names."""

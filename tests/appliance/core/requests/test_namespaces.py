@@ -8,6 +8,7 @@ import numpy as np
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import ForgetNamespace
+from kvtier.appliance.core.requests import request_registry
 from kvtier.appliance.core.results import NamespaceResult, PutOutcome, Refusal
 from kvtier.tiers.block import NamespaceIdentity
 from kvtier.tiers.cold.recovery import RECORD, RecoveredStore
@@ -96,6 +97,33 @@ def test_one_tenant_does_not_take_all_namespaces(record_property: Record) -> Non
     assert held == 8
     for number in range(4):
         assert isinstance(register(rig, number, "tenant:other"), NamespaceResult)
+
+
+def test_a_namespace_that_was_not_used_for_long_makes_place() -> None:
+    """Before: each sync of an engine's weights left one, and the 1,024th was refused until an administrator
+    evicted."""
+    rig = Rig(dram_blocks=64, nvme_blocks=8, max_namespaces=4)
+    ids, names = [rig.namespace_id], [hashes(str(number), 1) for number in range(4)]
+    for number in range(1, 4):
+        ids.append(register(rig, number).namespace_id)
+    rig.tick(1.0)
+    for rig.namespace_id, name in zip(ids, names, strict=True):
+        rig.put(name)
+    refused = register(rig, 4)
+    assert (refused.reason, refused.retry_after_s) == ("TOO_MANY_NAMESPACES", 1.0)
+    assert not rig.planner.is_busy, "all of them were used a moment ago"
+    rig.tick(request_registry.IDLE_S)
+    rig.do(ev.Touched(CLIENT, ids[0], names[0]))
+    assert isinstance(register(rig, 4), Refusal)
+    rig.settle()  # its copy into nvme, which had begun
+    assert isinstance(register(rig, 4), NamespaceResult), "the next try finds a place"
+    found = [rig.planner.lookup(*one) for one in zip(ids, names, strict=True)]
+    assert [one.reason if isinstance(one, Refusal) else one.num_blocks for one in found] == [
+        1,
+        "UNKNOWN_NAMESPACE",  # it was used longest ago
+        1,
+        1,
+    ]
 
 
 def test_no_namespace_of_another_tenant_is_forgotten_in_vain() -> None:
