@@ -37,6 +37,10 @@ class StartError(Exception):
     """The daemon cannot start. The message names what to change."""
 
 
+class MemoryStartError(StartError):
+    """The daemon cannot start for want of memory, which may be held for its tiers in another form."""
+
+
 class ApplianceError(Exception):
     """A call is refused. `message` says the fix; `retry_after_s` is 0 when a retry is useless."""
 

@@ -30,8 +30,8 @@ from collections.abc import Sequence
 
 EXIT_FAILED = 70  # of the daemon: its planner failed; what memory holds is as good as before
 EXIT_RESTART = 75  # of the daemon: it was asked to make room for a new one
-EXIT_REFUSED = 2  # of the daemon: its settings are wrong, whatever memory there is
-EXIT_NOT_STARTED = 78  # of the daemon: it cannot start with them, perhaps for want of memory
+EXIT_REFUSED = 2  # of the daemon: its settings, files or host are wrong, whatever memory there is
+EXIT_NOT_STARTED = 78  # of the daemon: it cannot start; one that inherited memory: for want of memory
 FORK_RETRY_S = 1.0
 REFUSED_RETRY_S = 5.0
 MAX_EARLY_DEATHS = 3  # in a row, before the daemon served; before the last one memory is given up
@@ -87,24 +87,26 @@ class Supervisor:
             code = self._watch(ours)
             ours.close()
             was_served |= self._has_served
-            if code == EXIT_REFUSED and was_served and not self._is_ending:
-                _report(f"what memory holds is kept; a daemon is tried again every {REFUSED_RETRY_S:g} s")
-                if self._is_to_end_within(REFUSED_RETRY_S):
-                    return 0
-                continue
-            is_tried_again = code < 0 or code in (EXIT_FAILED, EXIT_RESTART)
-            is_tried_again |= was_served and code not in (0, EXIT_REFUSED)
+            is_to_pause = was_served and code in (EXIT_REFUSED, EXIT_NOT_STARTED)
+            is_tried_again = code < 0 or code in (EXIT_FAILED, EXIT_RESTART) or (was_served and code != 0)
             if self._is_ending or not is_tried_again:
                 return code if code >= 0 else 128 - code
-            num_early_deaths = 0 if self._has_served else num_early_deaths + 1
-            if num_early_deaths == MAX_EARLY_DEATHS:
-                return code if code >= 0 else 128 - code
-            is_soon = code == EXIT_FAILED and time.monotonic() < began_at + SOON_S
-            num_soon_failures = num_soon_failures % MAX_EARLY_DEATHS + 1 if is_soon else 0
-            if num_early_deaths == MAX_EARLY_DEATHS - 1 or num_soon_failures == MAX_EARLY_DEATHS:
-                self._give_up_memory()
+            if code != EXIT_REFUSED:
+                num_early_deaths = 0 if self._has_served else num_early_deaths + 1
+                if num_early_deaths >= MAX_EARLY_DEATHS and not is_to_pause:
+                    return code if code >= 0 else 128 - code
+                is_soon = code == EXIT_FAILED and time.monotonic() < began_at + SOON_S
+                num_soon_failures = num_soon_failures % MAX_EARLY_DEATHS + 1 if is_soon else 0
+                if num_early_deaths == MAX_EARLY_DEATHS - 1 or num_soon_failures == MAX_EARLY_DEATHS:
+                    self._give_up_memory()
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            _report(f"the daemon ended ({why}); starting another one")
+            if is_to_pause:
+                kept = "what memory holds is kept; " if self.kept else ""
+                _report(f"no daemon can start ({why}); {kept}one is tried every {REFUSED_RETRY_S:g} s")
+                if self._is_to_end_within(REFUSED_RETRY_S):
+                    return 0
+            else:
+                _report(f"the daemon ended ({why}); starting another one")
 
     def _is_to_end_within(self, seconds: float) -> bool:
         """Wait while there is no daemon; return whether a signal asks to end."""

@@ -1,13 +1,15 @@
 """`kvtier serve`: run the daemon in the foreground, as service managers and containers want it."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from ...tiers.memory.keeper import Keeper
+from ..preflight import HELD_BYTES
 from . import supervise
-from .settings_options import load_traced, settings_options
+from .settings_options import RefusedSettings, load_traced, settings_options
 
 
 @click.command()
@@ -41,6 +43,11 @@ def serve(
         overrides = [*overrides, f"listen=[{quoted}]"]
     loaded = load_traced(policy, overrides)
     if check:
+        if held := os.environ.get(HELD_BYTES):  # asked by a daemon that would make room
+            from ..preflight.table import objections, sentence
+
+            if wrong := objections(loaded.settings, *map(int, held.split())):
+                raise RefusedSettings(sentence(wrong))
         click.echo(loaded.settings.to_yaml(), nl=False)
         return
     assert keeper is not None

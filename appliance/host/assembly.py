@@ -39,7 +39,7 @@ from ..backends import TierBackends
 from ..compression.profiles import Profiles, read_profiles
 from ..config import NvmeTier, Settings, Switch
 from ..detached import apart
-from ..errors import StartError
+from ..errors import MemoryStartError, StartError
 from ..gpu.hbm_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
 from ..gpu.peer_devices import open_peers
 from ..persisted.learned_file import read_learned, read_whole
@@ -179,7 +179,10 @@ def _assemble(
         if tiers.nvme is not None:
             _open_store(assembly, tiers.nvme)
         _connect(assembly, num_threads, MAX_COPIES_PER_EDGE)
-    except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
+    except (SharedMemoryError, CopyError) as problem:
+        assembly.close()
+        raise MemoryStartError(str(problem)) from problem
+    except (ColdStoreError, OSError) as problem:
         assembly.close()
         raise StartError(str(problem)) from problem
     except StartError:
@@ -216,7 +219,7 @@ def _open_memory(
         if memory is not None and dram.hugepages == "on" and not engine.reports()[0].huge_pages:
             nodes = f" for {tier.label} on NUMA nodes {engine.numa_nodes}" if engine.numa_nodes else ""
             problem = f"tiers.dram.hugepages is on, but the host has too few free 2MiB pages{nodes}"
-            raise StartError(f"{problem}; write auto")
+            raise MemoryStartError(f"{problem}; write auto")
     if hbm is not None and is_on_device:
         assembly.is_link_measured = device is None
         # Not of a device that a test brings and drives, unless it says so.

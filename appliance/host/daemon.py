@@ -311,7 +311,7 @@ class Daemon:
             raise error(
                 "BAD_REQUEST", "this daemon has no supervisor; end it, and start it with `kvtier serve`"
             )
-        await asyncio.to_thread(check_successor)
+        await asyncio.to_thread(check_successor, *self.reload.held_bytes())
         log.info("making room for another daemon: nothing new is taken, memory stays")
         self.service.draining = keeper.is_handing_over = True
         await self.grpc.stop_serving()

@@ -20,7 +20,7 @@ from ...tiers.block import Geometry
 from ...tiers.memory.keeper import Keeper
 from ..config import HostShare, Loaded, Settings, Tiers
 from ..config.units import about_bytes
-from ..errors import StartError
+from ..errors import MemoryStartError, StartError
 from ..observability.logs import configure
 from ..tasks import Tasks, end
 from .assembly import begin
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 10.0  # for a signal; Drain names its own
 EXIT_FAILED, EXIT_CANNOT_START = 70, 78  # sysexits: EX_SOFTWARE, EX_CONFIG
+EXIT_REFUSED = 2  # what the supervisor keeps memory for, and tries again after a pause
 RESTART = 75  # EX_TEMPFAIL: what the supervisor starts another daemon for
 #: Of KV: how quick codecs are for them is known soon after the start, before a block is stored.
 USUAL_DTYPES = frozenset({"bfloat16", "float16"})
@@ -66,12 +67,14 @@ async def serve(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
 
     Prints one line when it is ready.
     """
+    has_inherited = keeper is not None and bool(keeper.inherited)
     signals = Signals(asyncio.ensure_future(_start(source, keeper)))
     try:
         daemon = await signals.starting
     except StartError as problem:
         print(f"Error: {problem}", file=sys.stderr)
-        return EXIT_CANNOT_START
+        is_memory = isinstance(problem, MemoryStartError)
+        return EXIT_REFUSED if has_inherited and not is_memory else EXIT_CANNOT_START
     except asyncio.CancelledError:
         if signals.num_endings > 1:
             return 0

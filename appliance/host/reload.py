@@ -16,12 +16,14 @@ unseen.
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...tiers.base import ColdStoreError
+from ...tiers.memory.engine import ExtentEngine
 from ...v1.shm import extent_file_bytes
 from ..appliance import Appliance
 from ..compression.profiles import Profiles, read_profiles
@@ -38,9 +40,10 @@ from ..config import (
 from ..core.events import PolicyChanged
 from ..detached import detached
 from ..errors import ApplianceError, StartError, error
+from ..preflight import HELD_BYTES
 from ..preflight.checks_host import check_memory
 from ..preflight.facts import Facts
-from ..preflight.table import RELOAD, examine, failed, sentence
+from ..preflight.table import RELOAD, examine, failed, objections, sentence
 from ..preflight.verdicts import CheckVerdict
 from ..security.key_rotation import KeyRotation
 from ..security.principals import covers
@@ -131,6 +134,15 @@ class Reload:
         async with self._turn:
             await self._prefaulting.settle()
 
+    def held_bytes(self) -> tuple[int, int]:
+        """Return how much host memory the memory tiers have, and how much of it is in huge pages."""
+        tiers, now = self.loaded.settings.tiers, self._planner.changes
+        num_extents = sum(now.num_units(tier) for tier in tiers.host_memory)
+        num_bytes = num_extents * extent_file_bytes(tiers.dram.extent_bytes)
+        engines = [one for one in self._appliance.engines.values() if isinstance(one, ExtentEngine)]
+        is_huge = all(report.huge_pages for one in engines for report in one.reports())
+        return num_bytes, num_bytes if is_huge else 0
+
     # ------------------------------------------------------------------------------------ internals
 
     async def _read(self, function: Callable[[], Result]) -> Result:
@@ -176,12 +188,14 @@ class Reload:
 
     async def _bring(self, loaded: Loaded, is_dry_run: bool) -> list[Change]:
         """Bring a policy into force; return what changes. Raises ApplianceError."""
-        status = self.status
-        found = changes(self.loaded.settings, loaded.settings)
+        status, wanted = self.status, loaded.settings
+        found = changes(self.loaded.settings, wanted)
         if stuck := needing_restart(found):
-            words = (f"{c.key} ({c.was} -> {c.becomes})" for c in stuck)
-            raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {', '.join(words)}")
-        wanted = loaded.settings
+            words = ", ".join(f"{c.key} ({c.was} -> {c.becomes})" for c in stuck)
+            held = self.held_bytes()
+            wrong = await self._read(lambda: objections(wanted, *held))
+            more = f"; a daemon would not start with them: {sentence(wrong)}" if wrong else ""
+            raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {words}{more}")
         if self.rotation is not None:  # before the planner is asked: things go on meanwhile
             await self.rotation.refresh(await self._read(self.rotation.read), is_dry_run=is_dry_run)
         checks = await self._read(lambda: examine(Facts(wanted), wanted, RELOAD))
@@ -275,15 +289,9 @@ class Reload:
             raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {names}")
         if problems:
             raise error("BAD_POLICY", "; ".join(problems))
-        memory = check_memory(Facts(settings).host, settings, self._held_bytes())
+        memory = check_memory(Facts(settings).host, settings, self.held_bytes()[0])
         if memory.verdict is CheckVerdict.FAIL:
             raise error("TIER_FULL", str(memory))
-
-    def _held_bytes(self) -> int:
-        """Return how much host memory the memory tiers have."""
-        tiers, now = self.loaded.settings.tiers, self._planner.changes
-        num_extents = sum(now.num_units(tier) for tier in tiers.host_memory)
-        return num_extents * extent_file_bytes(tiers.dram.extent_bytes)
 
     async def _resize_store(self, change: PolicyChanged, settings: Settings) -> None:
         """Create the files of new segments. Raises ApplianceError."""
@@ -297,10 +305,11 @@ class Reload:
             raise
 
 
-def check_successor() -> None:
-    """Raise ApplianceError where the next daemon, perhaps of another version, would refuse its settings."""
+def check_successor(held_bytes: int, huge_bytes: int) -> None:
+    """Raise ApplianceError where the next daemon, perhaps of another version, would not start."""
     command = [sys.executable, "-P", "-m", "kvtier.appliance.cli", *sys.argv[1:], "--check"]
-    checked = subprocess.run(command, capture_output=True, text=True)
+    variables = {**os.environ, HELD_BYTES: f"{held_bytes} {huge_bytes}"}  # other versions may ignore it
+    checked = subprocess.run(command, capture_output=True, text=True, env=variables)
     if checked.returncode:
         raise error("BAD_POLICY", checked.stderr.strip().removeprefix("Error: "))
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from ...v1.addresses import socket_path
 from ..config import Settings
-from ..errors import StartError
+from ..errors import MemoryStartError, StartError
 from .checks_files import (
     check_compression_files,
     check_fleet_keys,
@@ -33,7 +33,7 @@ from .checks_host import (
 from .checks_places import check_daemon, check_directory, check_http, check_listen
 from .checks_settings import check_exports, check_policies, check_quotas, check_tcp_address
 from .checks_store import check_store, judge_worth
-from .facts import Facts
+from .facts import Facts, RunningDaemon
 from .verdicts import Check, CheckVerdict
 
 Function: TypeAlias = Callable[[Facts, Settings], Iterable[Check]]
@@ -93,6 +93,7 @@ CHECKS = (
 )
 START = (Scope.SETTINGS, Scope.FILES, Scope.HOST)
 RELOAD = (Scope.SETTINGS, Scope.FILES)
+MEMORY = {"memory", "huge pages"}  # checks that memory which is held in another form may fail
 
 
 def examine(facts: Facts, settings: Settings, scopes: Iterable[Scope] = Scope) -> list[Check]:
@@ -117,5 +118,15 @@ def require(settings: Settings, inherited_bytes: int = 0) -> list[Check]:
     `inherited_bytes`: host memory that a daemon before it left for its tiers."""
     checks = examine(Facts(settings, inherited_bytes=inherited_bytes), settings, START)
     if problems := failed(checks):
-        raise StartError(sentence(problems))
+        is_memory = MEMORY.issuperset(check.name for check in problems)
+        raise (MemoryStartError if is_memory else StartError)(sentence(problems))
     return [check for check in checks if check.verdict is CheckVerdict.WARN]
+
+
+def objections(settings: Settings, held_bytes: int, huge_bytes: int) -> list[Check]:
+    """Return why no daemon could start with `settings` in place of the one that runs here.
+
+    That one holds `held_bytes` of host memory for its tiers, of which `huge_bytes` in huge pages."""
+    inherited = huge_bytes if settings.tiers.dram.hugepages == "on" else held_bytes
+    running = RunningDaemon("", reachable=True)
+    return failed(examine(Facts(settings, running, inherited_bytes=inherited), settings, START))

@@ -16,6 +16,7 @@ from kvtier.appliance.cli.inspect import outline
 from kvtier.appliance.cli.status import BAR_CELLS, cells
 from kvtier.v1 import admin_pb2, types_pb2
 
+from ..daemon import set_words
 from .conftest import GIB, ScriptedAdmin, run, serving, status
 
 READING = [
@@ -291,6 +292,18 @@ def test_serve_check_prints_settings_that_read_back(tmp_path: Path) -> None:
     assert "- unix:///a.sock\n- localhost:1\n" in first.stdout
     policy.write_text(first.stdout)
     assert run("serve", "--check", "--policy", str(policy)).stdout == first.stdout
+
+
+@pytest.mark.parametrize(("huge", "exit_code"), [("0", 2), (f"{9 << 40}", 0)])
+def test_a_successor_is_checked_against_what_is_held(
+    huge: str, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: `hugepages: on` beside memory of small pages passed, and no daemon could start."""
+    monkeypatch.setenv("_KVTIER_HELD_BYTES", f"{9 << 40} {huge}")
+    settings = ("tiers.dram.capacity=1TiB", "tiers.dram.extent=1GiB", "tiers.dram.hugepages=on")
+    result = run("serve", "--check", "--listen", "unix:///tmp/k.sock", *set_words(settings))
+    assert result.exit_code == exit_code, result.stderr
+    assert ("tiers.dram.hugepages: " in result.stderr) == (exit_code == 2)
 
 
 def test_a_refused_policy_names_file_and_line(tmp_path: Path) -> None:

@@ -187,8 +187,13 @@ def flood(kv: Client, identity: NamespaceIdentity) -> None:
 
 
 def restart(daemon: Daemon) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvtier.appliance.cli", "restart", "--target", daemon.target]
-    return subprocess.run(command, capture_output=True, text=True)
+    return command("restart", "--target", daemon.target)
+
+
+def command(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "kvtier.appliance.cli", *words], capture_output=True, text=True
+    )
 
 
 def test_a_restart_keeps_memory(running: Daemon) -> None:
@@ -201,17 +206,41 @@ def test_a_restart_keeps_memory(running: Daemon) -> None:
     assert found(running) == NUM_BLOCKS
 
 
-def test_settings_that_are_refused_cost_no_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "words", "needs_restart"),
+    [
+        ("tiers: {dram: {capasity: 64MiB}}", "tiers.dram.capasity: unknown key", False),
+        (
+            "tiers: {dram: {capacity: 64MiB}}\n"
+            "access: {tls: {certificate: /no/c, key: /no/k, client_ca: /no/a}}",
+            "access.tls.certificate: ",
+            True,
+        ),
+        (
+            "tiers: {dram: {capacity: 64MiB}, nvme: {capacity: 1GiB, segment: 64MiB, path: /dev/null}}",
+            "tiers.nvme.path: /dev/null is no directory",
+            True,
+        ),
+    ],
+    ids=["key", "file", "host"],
+)
+def test_settings_that_are_refused_cost_no_memory(
+    wrong: str, words: str, needs_restart: bool, tmp_path: Path
+) -> None:
     """Before: a restart, or a crash, with a mistake in the file ended the supervisor, and memory with it."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(right := "tiers: {dram: {capacity: 64MiB}}")
     with Daemon(tmp_path, policy, settings=("observe.http=off",)) as daemon:
         store(daemon)
-        policy.write_text("tiers: {dram: {capasity: 64MiB}}")
+        policy.write_text(wrong)
+        if needs_restart:
+            tried = command("policy", "apply", "--dry-run", "--target", daemon.target)
+            assert "these need a restart" in tried.stderr
+            assert words in tried.stderr
         before, asked = daemon.pid, restart(daemon)
         assert (asked.returncode, daemon.pid) == (2, before)
         assert "BAD_POLICY: " in asked.stderr
-        assert "tiers.dram.capasity: unknown key" in asked.stderr
+        assert words in asked.stderr
         assert found(daemon) == NUM_BLOCKS
         os.kill(before, signal.SIGKILL)
         daemon.wait_for_log("what memory holds is kept")
@@ -339,13 +368,13 @@ sys.exit(one.run())
 
 @pytest.mark.parametrize(
     ("codes", "num_serving", "num_kept"),
-    [([75, 78, 78, 0], 1, 0), ([70, 70, 1, 70, 70, 0], 6, 1), ([70, 70, 70, 0], 4, 0)],
+    [([75, 78, 2, 78, 78, 0], 1, 0), ([70, 70, 1, 70, 70, 0], 6, 1), ([70, 70, 70, 0], 4, 0)],
 )
 def test_memory_is_given_up_when_no_daemon_can_go_on_with_it(
     tmp_path: Path, codes: list[int], num_serving: int, num_kept: int
 ) -> None:
     """It may be the reason: a machine is too small for what is kept and what a start takes beside it, or the
-    planner fails of it."""
+    planner fails of it. What had served is tried on and on: memory, or a disk that is full, may come back."""
     program = f"""
 import mmap, os, sys
 from pathlib import Path
@@ -363,6 +392,7 @@ def daemon(channel, parent):
         print(len(one.kept))
     return codes[at]
 
+supervisor.REFUSED_RETRY_S = 0.01
 one = supervisor.Supervisor([])
 memory = os.memfd_create("kept")
 os.ftruncate(memory, 4096)
