@@ -48,7 +48,8 @@ class ObjectSettings(Section):
     """Address: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, file:///FOLDER (also
     NFS) or mooncake://MASTER:PORT (memory that Mooncake Store pools). Set it where hosts serve the same
     prompts, or are replaced. Credentials, region and endpoint are the environment's (AWS_ACCESS_KEY_ID,
-    AWS_ENDPOINT_URL ...) or the machine's. Empty: no store."""
+    AWS_ENDPOINT_URL ...) or the machine's. Needs kvtier[objects], mooncake:// kvtier[mooncake]. Empty: no
+    store."""
     share: Share = "worth"
     """What this host stores there: `worth`, what was used again after it was put; `eager`, all that is put.
     Set `eager` for prompts that are computed here and used elsewhere, `off` to only fetch."""

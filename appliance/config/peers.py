@@ -34,7 +34,7 @@ class DirectorySettings(Section):
     """Address: etcd://HOST:PORT,HOST:PORT, redis://HOST:PORT/DATABASE, redis+sentinel://HOST:PORT/MASTER or
     redis+cluster://HOST:PORT; with TLS etcds:, rediss:, rediss+sentinel: or rediss+cluster:; USER@ before the
     hosts; #NAME at the end where several fleets share it. Set it where hosts come and go and DNS does not say
-    so. Empty: no directory."""
+    so. Redis needs kvtier[redis]. Empty: no directory."""
     credentials: Directory | None = None
     """Folder of files, each where the directory asks for it: `password`; `ca.crt`, the authorities that sign
     its certificate; `tls.crt` and `tls.key`, a client certificate. Read for every new connection."""

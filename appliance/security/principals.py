@@ -74,8 +74,9 @@ class Authenticator:
         `host_name`: in the certificates of the fleet's hosts; empty: every caller over plain TCP may be one;
         None: there is no fleet."""
         self._host_name = host_name
-        self._own_uids = {ROOT, os.getuid() if own_uid is None else own_uid}
-        self._admins = {*settings.admin} or {f"uid:{uid}" for uid in self._own_uids}
+        own = os.getuid() if own_uid is None else own_uid
+        self._own_uids = {ROOT, own}
+        self._admins = {f"uid:{own}", *(settings.admin or [f"uid:{ROOT}"])}  # itself: it is drained so
         self.tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
         self.adopt(tenants)
 

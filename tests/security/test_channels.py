@@ -77,18 +77,21 @@ async def _aio_version(target: str) -> str:
 
 
 def test_a_token_from_a_file_over_a_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = make_token()
-    (tmp_path / "tokens").write_text(f"ops {hash_of(token)}\n")
-    (tmp_path / "mine").write_text(f"{token}\n")
+    tokens = {"ops": make_token(), "ci": make_token()}
+    (tmp_path / "tokens").write_text("".join(f"{name} {hash_of(one)}\n" for name, one in tokens.items()))
+    for name, token in tokens.items():
+        (tmp_path / name).write_text(f"{token}\n")
     access = {"tokens": str(tmp_path / "tokens"), "admin": ["token:ops"]}
     with DaemonThread(small_settings(tmp_path, access=access)) as served:
         target = served.daemon.grpc.addresses[0]
+        assert status(target)[0] == 0, "the daemon's own user"
+        monkeypatch.setenv("KVTIER_TOKEN_FILE", str(tmp_path / "ci"))
         assert "NOT_ADMIN" in status(target)[1]
-        monkeypatch.setenv("KVTIER_TOKEN_FILE", str(tmp_path / "mine"))
+        monkeypatch.setenv("KVTIER_TOKEN_FILE", str(tmp_path / "ops"))
         assert status(target)[0] == 0
         assert version_over(target) == kvtier.__version__
         assert served.wait(_aio_version(target)) == kvtier.__version__
-        (tmp_path / "mine").write_text("kvt_wrong")
+        (tmp_path / "ops").write_text("kvt_wrong")
         assert "NOT_AUTHENTICATED" in status(target)[1]
         with pytest.raises(PermissionDenied, match="NOT_AUTHENTICATED"):
             version_over(target)
