@@ -105,7 +105,7 @@ class Resources(_Model):
     cpu: Quantity | Positive = "2"
     """Requested cores. There is no limit: throttling an event loop makes every call late."""
     memory_overhead: Quantity = "4Gi"
-    """Memory beside the tiers: the process, the catalog (about 0.5Gi per million fragments), a staging extent
+    """Memory beside the tiers: the process, the catalog (about 0.3Gi per million fragments), a staging extent
     per client (limits.staging_per_client)."""
 
 
@@ -189,6 +189,10 @@ class Fleet(_Model):
 class TlsSecret(SecretName):
     """Certificates of the gRPC port: a Secret with tls.crt, tls.key and ca.crt, as cert-manager makes them.
     Read again when it changes."""
+
+    client_certificates: bool = True
+    """Ask callers for a certificate that ca.crt signed. False: a token alone identifies a caller over TCP;
+    needs tokens.secretName, and is not for a fleet (docs/security.md)."""
 
 
 class TokensSecret(SecretName):
@@ -279,8 +283,8 @@ class Selectors(_Model):
     callers_from: list[Kubernetes] = [{"namespaceSelector": {"matchLabels": {"kvtier.io/caller": "true"}}}]
     """Pods that call gRPC, when it is enabled."""
     egress: list[Kubernetes] = []
-    """Egress rules, beside those between the hosts of a fleet. The daemon connects to what
-    `policy.object.url` and `policy.observe.traces: otlp` name, and nowhere else."""
+    """Egress rules, beside those between the hosts of a fleet; with any, DNS is let out, too. The daemon
+    connects to what `policy.object.url` and `policy.observe.traces: otlp` name, and nowhere else."""
 
 
 class Monitor(_Model):

@@ -334,6 +334,8 @@ def test_the_network_policy_of_a_fleet_lets_hosts_reach_hosts_and_what_the_value
     assert {port["port"] for port in dns["ports"]} == {53}
     assert others == values["networkPolicy"]["egress"]
     assert of_kind(render({}), "NetworkPolicy")[0]["spec"]["egress"] == []
+    alone = render({key: values[key] for key in ("networkPolicy", "policy")})
+    assert of_kind(alone, "NetworkPolicy")[0]["spec"]["egress"] == [dns, *others], "a store has a name, too"
 
 
 def test_daemons_and_the_job_that_expires_have_the_credentials_of_the_store() -> None:

@@ -41,7 +41,11 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "fleet.dataPort is the port of",
     ),
-    "store": ({"policy": {"object": {"url": "s3://b/p"}}}, "add the store (and DNS) to networkPolicy.egress"),
+    "store": ({"policy": {"object": {"url": "s3://b/p"}}}, "add the store to networkPolicy.egress"),
+    "no proof": (
+        {"grpc": {"enabled": True}, "tls": {"secretName": "s", "clientCertificates": False}},
+        "set tokens.secretName",
+    ),
     "no store": ({"objectStore": {"secretName": "s"}}, "objectStore.secretName is set and there is no store"),
     "two stores": (
         {

@@ -12,8 +12,10 @@ from kvtier.clients import Client, Geometry, NamespaceIdentity, prefix_hashes
 NUM_BLOCKS, BLOCK_TOKENS = 4, 16
 
 # By address: the daemon answers no name but its own (a page elsewhere could read it through a browser).
-host = socket.gethostbyname(os.environ["CHECK_HOST"])
-with urllib.request.urlopen(f"http://{host}:{os.environ['CHECK_PORT']}/readyz", timeout=10) as answer:
+port = os.environ["CHECK_PORT"]
+host = socket.getaddrinfo(os.environ["CHECK_HOST"], port, type=socket.SOCK_STREAM)[0][4][0]
+host = f"[{host}]" if ":" in str(host) else host
+with urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=10) as answer:
     print(f"readiness: {answer.read().decode().strip()}")
 
 if os.environ.get("CHECK_PUT") == "yes":

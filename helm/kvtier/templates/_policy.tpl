@@ -40,7 +40,9 @@ Of (root, shape).
 
 {{- $access := default dict $policy.access -}}
 {{- if $values.tls.secretName -}}
-{{- $_ := set $access "tls" (dict "certificate" "/etc/kvtier-tls/tls.crt" "key" "/etc/kvtier-tls/tls.key" "client_ca" "/etc/kvtier-tls/ca.crt") -}}
+{{- $tls := dict "certificate" "/etc/kvtier-tls/tls.crt" "key" "/etc/kvtier-tls/tls.key" -}}
+{{- if $values.tls.clientCertificates }}{{- $_ := set $tls "client_ca" "/etc/kvtier-tls/ca.crt" }}{{- end -}}
+{{- $_ := set $access "tls" $tls -}}
 {{- end -}}
 {{- if $values.tokens.secretName -}}
 {{- $_ := set $access "tokens" (printf "/etc/kvtier-tokens/%s" $values.tokens.key) -}}

@@ -72,10 +72,11 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- if ne (len (uniq $selectors)) (len $selectors) }}{{- $problems = append $problems "two nodeGroups choose the same nodes, and a node has room for one daemon: give each its own nodeSelector" }}{{- end -}}
 {{- if and $values.grpc.enabled (not $values.tls.secretName) (not $insecure) }}{{- $problems = append $problems "grpc.enabled needs certificates: set tls.secretName to a Secret with tls.crt, tls.key and ca.crt, or spell out policy.access.insecure: true" }}{{- end -}}
 {{- if and $values.tls.secretName (not $values.grpc.enabled) }}{{- $problems = append $problems "tls.secretName is set and nothing listens on TCP: set grpc.enabled" }}{{- end -}}
+{{- if and $values.tls.secretName (not $values.tls.clientCertificates) (or $values.fleet.enabled (not $values.tokens.secretName)) }}{{- $problems = append $problems "tls.clientCertificates is false: set tokens.secretName, without fleet.enabled (hosts know each other by certificates)" }}{{- end -}}
 {{- if and $values.masterKey.secretName (not $isStored) }}{{- $problems = append $problems "masterKey.secretName is set and nothing is stored outside memory: set policy.tiers.nvme.capacity or policy.object.url" }}{{- end -}}
 {{- $remote := list -}}
 {{- range $urls }}{{- if not (hasPrefix "file:" .) }}{{- $remote = append $remote . }}{{- end }}{{- end -}}
-{{- if and $remote $values.networkPolicy.enabled (not $values.networkPolicy.egress) }}{{- $problems = append $problems "policy.object.url is set and the NetworkPolicy lets nothing out: add the store (and DNS) to networkPolicy.egress" }}{{- end -}}
+{{- if and $remote $values.networkPolicy.enabled (not $values.networkPolicy.egress) }}{{- $problems = append $problems "policy.object.url is set and the NetworkPolicy lets nothing out: add the store to networkPolicy.egress" }}{{- end -}}
 {{- if and $values.objectStore.secretName (not $urls) }}{{- $problems = append $problems "objectStore.secretName is set and there is no store: set policy.object.url" }}{{- end -}}
 {{- if and $values.objectStore.expireSchedule (ne (len $urls) 1) }}{{- $problems = append $problems "objectStore.expireSchedule is for one store: set policy.object.url, the same for all nodeGroups" }}{{- end -}}
 {{- if and $values.fleet.enabled (not $values.grpc.enabled) }}{{- $problems = append $problems "fleet.enabled needs a port at which hosts call each other: set grpc.enabled" }}{{- end -}}

@@ -159,3 +159,10 @@ def test_a_tier_that_stands_at_its_high_watermark_wakes_nobody() -> None:
     (alert,) = [alert for alert in ALERTS if alert["alert"] == "KvtierAboveWatermark"]
     (share,) = re.findall(r"capacity_bytes\) > ([0-9.]+)", alert["expr"])
     assert PlannerOptions().high_watermark < float(share) < 1.0
+    assert 'kvtier_tier_bytes{tier!="nvme"}' in alert["expr"], "nvme has no watermark: it is full in the end"
+
+
+def test_a_rollout_that_takes_its_time_wakes_nobody() -> None:
+    """Until its turn comes, a pod refuses a file that needs a restart."""
+    (alert,) = [alert for alert in ALERTS if alert["alert"] == "KvtierPolicyRefused"]
+    assert alert["for"] == "30m"
