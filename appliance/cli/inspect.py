@@ -39,7 +39,7 @@ def inspect(kind: str, name: str, data: Path | None, target: str | None, as_json
       kvtier inspect block 1:5f3a9c01
       kvtier inspect session agent-42 --json
       kvtier inspect lease 17
-      kvtier inspect segment 3 --data /var/lib/kvtier
+      kvtier inspect segment 3 --data /var/lib/kvtier/cold
       kvtier inspect namespace all
     """
     if data is not None and kind != "segment":

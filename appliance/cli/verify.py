@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ...v1 import admin_pb2
 from ..config.units import about_bytes, count
@@ -54,11 +55,12 @@ def verify(
     Example:
       kvtier verify
       kvtier verify nvme --json
-      kvtier verify --data /var/lib/kvtier
+      kvtier verify --data /var/lib/kvtier/cold
     """
     if data is None and master_key is not None:
         raise click.UsageError("--master-key goes with --data: a daemon has its keys")
-    if data is not None and (tier is not None or target is not None):
+    is_daemon_named = context.get_parameter_source("target") is ParameterSource.COMMANDLINE
+    if data is not None and (tier is not None or is_daemon_named):
         raise click.UsageError("--data names a folder: leave TIER and --target out")
     report = _of_folder(data, master_key) if data is not None else _of_daemon(target, tier)
     if as_json:

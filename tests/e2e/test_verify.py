@@ -125,7 +125,10 @@ def test_the_background_finds_it_without_being_asked(
         record_property("rot_found", sum(one["num_damaged"] for one in numbers))
 
 
-def test_a_folder_is_verified_after_the_daemon_and_not_before(tmp_path: Path) -> None:
+def test_a_folder_is_verified_after_the_daemon_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVTIER_TARGET", f"unix://{tmp_path}/other.sock")  # as in the systemd unit and in pods
     with DaemonThread(small_settings(tmp_path, nvme=True)) as served:
         scene = Scene(served)
         served.wait(served.daemon.drain(60.0))
