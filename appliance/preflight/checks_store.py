@@ -19,7 +19,8 @@ def check_store(trial: StoreTrial | None) -> Iterator[Check]:
         return
     name = "object store"
     if trial.error:
-        yield fail(name, f"{trial.url}: {trial.error}", "correct what it says", URL)
+        fix = "correct what it says; tried with the environment of this command, a daemon has its own"
+        yield fail(name, f"{trial.url}: {trial.error}", fix, URL)
         return
     for one in trial.results:
         if one.problem:
