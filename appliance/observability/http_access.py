@@ -7,7 +7,7 @@ With tenants there is no reader until one is named: sums over all of them tell e
 administrator's token is not taken: it could do more than look, and HTTP carries it in the clear. So a reader
 has a token that is good for nothing else. It comes as `Authorization: Bearer TOKEN`, as Prometheus sends it,
 or as the password of HTTP's basic scheme, for which a browser asks by itself. Cookies and a page to sign in
-were rejected: they need a POST, and this listener answers GET.
+were rejected: nothing that this listener answers changes its state.
 """
 
 import base64
