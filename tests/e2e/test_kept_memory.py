@@ -299,7 +299,7 @@ def test_a_daemon_that_dies_is_replaced_without_a_reader_of_what_it_says(tmp_pat
     sizes = ["--set", "tiers.dram.capacity=64MiB", "--set", "observe.http=off"]
     command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", target, *sizes]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: writing}
-    supervisor = subprocess.Popen(command, **streams)
+    supervisor = subprocess.Popen(command, stdout=streams["stdout"], stderr=streams["stderr"])
     os.close(writing)
     try:
         deadline_at, pause = time.monotonic() + START_S, threading.Event()

@@ -26,6 +26,7 @@ from kvtier.clients.errors import KvtierError
 from kvtier.tiers.block import Tier
 from kvtier.tiers.memory import extent, memfd
 from kvtier.tiers.memory.keeper import Keeper
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1 import admin_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -355,6 +356,13 @@ def others_of_sizes(first_heads: int) -> list[NamespaceIdentity]:
     return [NamespaceIdentity(bytes([number]) * 32, one) for number, one in enumerate(sizes)]
 
 
+def extents_of(served: DaemonThread) -> list[int]:
+    """The numbers of the extents of dram."""
+    room = served.daemon.assembly.rooms[Tier.DRAM]
+    assert isinstance(room, SlotPool)
+    return room.extents()
+
+
 @pytest.mark.parametrize("sizes", [(4,), (4, 8)])
 def test_what_a_shrunk_tier_holds_is_found_by_the_next_daemon(
     settings: Settings, tmp_path: Path, sizes: tuple[int, ...]
@@ -372,7 +380,7 @@ def test_what_a_shrunk_tier_holds_is_found_by_the_next_daemon(
         for one in sized:
             served.wait(served.daemon.reload.apply(one.to_yaml(), "sent.yaml"))
             served.wait(served.daemon.appliance.settled())
-        numbers = served.daemon.assembly.rooms[Tier.DRAM].extents()
+        numbers = extents_of(served)
         assert len(numbers) == sizes[-1]
         assert 5 in numbers
         ns = kv.register(new)
@@ -385,7 +393,7 @@ def test_what_a_shrunk_tier_holds_is_found_by_the_next_daemon(
                 assert kv.get(ns, prefix_hashes(ns, TOKENS)).data.tobytes() == DATA.tobytes()
                 ns = kv.register(new)
                 assert kv.lookup(ns, prefix_hashes(ns, TOKENS[:16])).num_blocks == 1
-            assert len(served.daemon.assembly.rooms[Tier.DRAM].extents()) == sizes[-1]
+            assert len(extents_of(served)) == sizes[-1]
     finally:
         holder.close()
 
