@@ -134,12 +134,15 @@ class DirectPath:
             raise error("TOO_MANY_CLIENTS", message, 1.0)
         if max(len(request.event_handles) - MAX_EVENTS, request.num_event_sets - MAX_EVENT_SETS) > 0:
             raise error("BAD_PAGES", f"at most {MAX_EVENTS} events and {MAX_EVENT_SETS} event sets are taken")
+        geometry = identity.geometry
+        if max(len(request.tensors), len(request.allocations)) > geometry.num_layers * geometry.num_planes:
+            raise error("BAD_PAGES", "more tensors, or allocations, than layers and planes; name each once")
         handles = [*(one.handle for one in request.allocations), *request.event_handles]
         if any(not 0 < len(handle) <= MAX_HANDLE_BYTES for handle in handles):
             raise error("BAD_PAGES", f"a handle has 1 to {MAX_HANDLE_BYTES} bytes")
         try:
             sizes = [allocation.num_bytes for allocation in request.allocations]
-            check_layout(layout_of(request), identity.geometry, sizes)
+            check_layout(layout_of(request), geometry, sizes)
         except LayoutError as problem:
             raise error("BAD_PAGES", str(problem)) from None
         self._registering[client.id] += 1

@@ -82,6 +82,7 @@ def registration(**changes: object) -> direct_pb2.RegisterPagesRequest:
         ({"allocations": []}, "BAD_PAGES"),
         ({"allocations": [direct_pb2.Allocation(handle=b"", num_bytes=1 << 20)]}, "BAD_PAGES"),
         ({"allocations": [direct_pb2.Allocation(handle=b"y" * 4096, num_bytes=1 << 20)]}, "BAD_PAGES"),
+        ({"allocations": [direct_pb2.Allocation(handle=b"y" * 64, num_bytes=1 << 20)] * 1000}, "BAD_PAGES"),
         ({"event_handles": [b"e" * 64] * 65}, "BAD_PAGES"),
         ({"event_handles": [b""]}, "BAD_PAGES"),
         ({"num_event_sets": 1 << 31}, "BAD_PAGES"),
