@@ -398,6 +398,20 @@ def test_what_a_shrunk_tier_holds_is_found_by_the_next_daemon(
         holder.close()
 
 
+def test_memory_that_is_kept_already_costs_no_descriptor() -> None:
+    holder = Holder()
+    keeper, memory = holder.keeper(), os.memfd_create("kept")
+    try:
+        os.ftruncate(memory, 4096)
+        keeper.keep("dram 0", memory)
+        num_open = len(os.listdir("/proc/self/fd"))
+        keeper.keep("dram 0", memory)
+        assert len(os.listdir("/proc/self/fd")) == num_open
+    finally:
+        os.close(memory)
+        holder.close()
+
+
 def extents(num_extents: int, **more: object) -> dict[str, object]:
     """Return the tiers of a daemon with so many extents."""
     return {"dram": {"capacity": num_extents * EXTENT_BYTES, "extent": EXTENT_BYTES, **more}}

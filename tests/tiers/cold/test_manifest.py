@@ -5,7 +5,7 @@ import random
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 import google_crc32c
 import pytest
@@ -255,6 +255,30 @@ def test_nothing_is_logged_into_a_file_that_a_start_would_not_read(
     manifest.append(segment_event(Kind.OPENED, 2, 12))
     manifest.close()
     assert load(tmp_path).lives == manifest.state.lives == {0: Life(10, False), 2: Life(12, False)}
+
+
+def test_a_namespace_is_not_forgotten_while_a_new_file_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was iterated changed, and the append raised."""
+    monkeypatch.setattr(manifest_file, "ROTATE_BYTES", 1)
+    manifest = begin(tmp_path)
+    for identity in NAMESPACES:
+        manifest.append(namespace_event(identity))
+    forgetting = Thread(target=manifest.forget_namespace, args=(NAMESPACES[-1].digest,))
+
+    def frame_meanwhile(event: bytes) -> bytes:
+        if forgetting.ident is None:
+            forgetting.start()
+            forgetting.join(0.2)  # it waits for the file
+        return frame(event)
+
+    monkeypatch.setattr(manifest_file, "frame", frame_meanwhile)
+    manifest.append(segment_event(Kind.OPENED, 0, 10))
+    forgetting.join()
+    manifest.append(segment_event(Kind.OPENED, 1, 11))
+    manifest.close()
+    assert load(tmp_path).namespaces.keys() == {one.digest for one in NAMESPACES[:-1]}
 
 
 def _fail_to_sync(directory: Path) -> None:
