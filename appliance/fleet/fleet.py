@@ -87,7 +87,7 @@ class Fleet:
         with started():
             directory = open_directory(address, peers.directory.access)
         own = HostRecord(self._epoch, "", socket.gethostname()[:64], __version__)
-        where = partial(own_address, self._tcp, address.nodes[0])
+        where = partial(own_address, self._tcp, address.nodes)
         return Meeting(directory, own, where, self._met)
 
     def _open_index(self) -> HolderIndex:

@@ -157,14 +157,20 @@ class Meeting:
             )
 
 
-def own_address(listen: str, directory: tuple[str, int]) -> str:
+def own_address(listen: str, nodes: Sequence[tuple[str, int]]) -> str:
     """Return where others reach this host. Blocks; raises OSError.
 
-    That is where it listens, or, where that is any address, the one that reaches the directory."""
+    That is where it listens, or, where that is any address, the one that reaches a node of the directory."""
     host, _, port = listen.rpartition(":")
     if host.strip("[]") not in WILDCARDS:
         return listen
-    family, kind, _, _, target = socket.getaddrinfo(*directory, type=socket.SOCK_DGRAM)[0]
+    *others, (name, number) = nodes
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(name, number, type=socket.SOCK_DGRAM)[0]
+    except OSError:  # a node that is away may have no name
+        if others:
+            return own_address(listen, others)
+        raise
     with socket.socket(family, kind) as probe:
         probe.connect(target)  # sends nothing
         found = probe.getsockname()[0]

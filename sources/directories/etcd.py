@@ -100,8 +100,8 @@ class EtcdDirectory:
                 return self._ask(method, request, kind)
             except grpc.RpcError as failure:
                 problem = _words_of(failure)
-                if "invalid auth token" in problem:
-                    self._token = ""  # it has ended; the next call gets another one
+                if "auth" in problem:
+                    self._token = ""  # it has ended, or users have changed; the next call gets another one
             except (OSError, ValueError) as failure:
                 problem = str(failure)
             host, port = self._address.nodes[self._node]

@@ -42,7 +42,7 @@ def open_client(address: DirectoryAddress, access: DirectoryAccess, timeout_s: f
     class FileCredentials(CredentialProvider):
         """Reads the password anew for every connection."""
 
-        def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
             password = access.password()
             return (address.username, password) if address.username else (password,)
 

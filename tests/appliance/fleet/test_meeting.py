@@ -117,7 +117,9 @@ def test_who_is_known_stays_when_the_directory_is_lost_or_flushed() -> None:
     ],
 )
 def test_the_own_address_is_the_one_that_others_reach(listen: str, found: str) -> None:
-    assert own_address(listen, ("127.0.0.1", 6379)) == found
+    """Before: a host entered itself nowhere while the first node of the directory had no name."""
+    away, there = ("no-such-host.invalid", 2379), ("127.0.0.1", 6379)
+    assert own_address(listen, [away, there]) == own_address(listen, [there, away]) == found
 
 
 def test_hosts_that_share_no_protocol_are_refused_with_words() -> None:
