@@ -2,13 +2,10 @@
 
 import asyncio
 import json
-import os
-import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,19 +17,18 @@ from kvtier.sources.directories.redis_server import RedisDirectory
 
 from ..appliance.loops import run
 from ..fakes.directories import FakeDirectory, Shelf
-from ..ports import free_port
 from ..sources.directories.servers import (
     PASSWORD,
-    etcd_server,
+    Server,
+    etcd_cluster,
+    etcd_control,
     needs_etcd,
     needs_redis,
-    redis_cluster,
     redis_server,
-    sentinel_set,
-    tls_words,
     write_certificates,
     write_password,
 )
+from ..sources.directories.services import SERVICES, Start, etcd_with_a_user
 
 PAUSE = threading.Event()
 FIRST = HostRecord(1 << 62, "10.0.0.1:7070", "one", "0.1.0")
@@ -51,83 +47,28 @@ class World:
         return self._open(self.fleet)
 
 
-def served(url: str, access: DirectoryAccess) -> World:
+def served(start: Start, folder: Path, stack: ExitStack) -> World:
     """Return the world of a server."""
+    url, access = start(folder, stack)
     return World(lambda fleet: open_directory(parse_address(f"{url}#{fleet}"), access))
 
 
-def _redis(folder: Path, stack: ExitStack) -> World:
-    server = stack.enter_context(redis_server(folder))
-    return served(f"redis://127.0.0.1:{server.port}/3", DirectoryAccess())
-
-
-def _redis_secured(folder: Path, stack: ExitStack) -> World:
-    files, port, acl = write_certificates(folder), free_port(), folder / "users.acl"
-    acl.write_text(f"user default off\nuser kv on >{PASSWORD} ~* &* +@all\n")
-    words = [*tls_words(files, port), "--aclfile", str(acl)]
-    stack.enter_context(redis_server(folder, *words, port=port))
-    write_password(folder)
-    return served(f"rediss://kv@127.0.0.1:{port}", DirectoryAccess(folder))
-
-
-def _sentinel(folder: Path, stack: ExitStack) -> World:
-    return served(stack.enter_context(sentinel_set(folder)).url, DirectoryAccess())
-
-
-def _cluster(folder: Path, stack: ExitStack) -> World:
-    nodes = stack.enter_context(redis_cluster(folder))
-    return served(f"redis+cluster://127.0.0.1:{nodes[1].port}", DirectoryAccess())
-
-
-def _etcd(folder: Path, stack: ExitStack) -> World:
-    server = stack.enter_context(etcd_server(folder))
-    return served(f"etcd://127.0.0.1:{free_port()},127.0.0.1:{server.port}", DirectoryAccess())
-
-
-def _etcd_secured(folder: Path, stack: ExitStack) -> World:
-    files = write_certificates(folder)
-    server = stack.enter_context(etcd_server(folder, files))
-    control = ["etcdctl", "--endpoints", f"https://127.0.0.1:{server.port}", "--cacert", files["ca"]]
-    control += ["--cert", files["certificate"], "--key", files["key"]]
-    for words in (
-        f"user add root:{PASSWORD}",
-        f"user add kv:{PASSWORD}",
-        "role add root",
-        "role add hosts",
-        "role grant-permission hosts --prefix=true readwrite kvtier/test_",
-        "user grant-role root root",
-        "user grant-role kv hosts",
-        "auth enable",
-    ):
-        environment = {**os.environ, "ETCDCTL_API": "3"}
-        subprocess.run([*control, *words.split()], check=True, env=environment, stdout=subprocess.DEVNULL)
-    write_password(folder)
-    return served(f"etcds://kv@127.0.0.1:{server.port}", DirectoryAccess(folder))
-
-
-def _fake(folder: Path, stack: ExitStack) -> World:
+def faked() -> World:
+    """Return a world in memory."""
     shelf: dict[str, Shelf] = {}
     return World(lambda fleet: FakeDirectory(shelf.setdefault(fleet, Shelf())))
 
 
-WORLDS: dict[str, tuple[Callable[[Path, ExitStack], World], Any]] = {
-    "fake": (_fake, ()),
-    "redis": (_redis, needs_redis),
-    "rediss with a user": (_redis_secured, needs_redis),
-    "sentinel": (_sentinel, needs_redis),
-    "cluster": (_cluster, needs_redis),
-    "etcd": (_etcd, needs_etcd),
-    "etcds with a user": (_etcd_secured, needs_etcd),
-}
-
-
-PARAMETERS = [pytest.param(name, marks=marks) for name, (_, marks) in WORLDS.items()]
+PARAMETERS = ["fake", *(pytest.param(name, marks=marks) for name, (_, marks) in SERVICES.items())]
 
 
 @pytest.fixture(scope="module", params=PARAMETERS)
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with ExitStack() as stack:
-        yield WORLDS[request.param][0](tmp_path_factory.mktemp("directory"), stack)
+        if request.param == "fake":
+            yield faked()
+        else:
+            yield served(SERVICES[request.param][0], tmp_path_factory.mktemp("directory"), stack)
 
 
 @pytest.fixture
@@ -151,7 +92,7 @@ def hosts(world: World, main: Callable[[HostDirectory, HostDirectory], Awaitable
     run(both())
 
 
-def test_hosts_that_enter_find_each_other_and_leave(world: World) -> None:
+def test_hosts_that_enter_find_each_other_and_leave(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def main(one: HostDirectory, two: HostDirectory) -> None:
         met = await one.meet(FIRST)
         assert (met.records, met.is_new, met.problem) == ([FIRST], True, "")
@@ -163,6 +104,7 @@ def test_hosts_that_enter_find_each_other_and_leave(world: World) -> None:
         assert (await one.meet(FIRST)).records == [FIRST]
 
     hosts(world, main)
+    assert [record for record in caplog.records if record.name.startswith("redis")] == []  # before: a warning
 
 
 def test_a_second_life_of_a_host_stands_beside_the_first(world: World) -> None:
@@ -302,6 +244,23 @@ def test_a_host_behind_more_hosts_than_are_read_is_not_new_at_each_meeting(
                 await directory.close()
 
     run(main())
+
+
+@needs_etcd
+def test_a_token_from_before_a_change_of_users_is_replaced(tmp_path: Path) -> None:
+    """Before: with tokens of the kind jwt no host was in the directory until its token ended."""
+    files = write_certificates(tmp_path)
+    words = ("--auth-token", f"jwt,sign-method=HS256,priv-key={files['password']},ttl=10m")
+
+    async def main(members: list[Server], url: str) -> None:
+        directory = open_directory(parse_address(f"{url}#test"), DirectoryAccess(tmp_path))
+        for number in range(3):
+            assert (await directory.meet(FIRST)).is_new is (number == 0)
+            etcd_control(members, "user", "add", f"another{number}:{PASSWORD}", user="root")
+        await directory.close()
+
+    with etcd_cluster(tmp_path, 3, files, *words) as members:
+        run(main(members, etcd_with_a_user(members)))
 
 
 def test_passwords_and_their_files_stay_out_of_errors(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import hashlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +14,7 @@ from kvtier.appliance.fleet.finding import ChainPart, KnownHosts
 from kvtier.appliance.fleet.hosts import Hosts
 from kvtier.appliance.fleet.index import IndexedHosts
 from kvtier.appliance.fleet.index_writer import HoldingsWriter
-from kvtier.sources.directories.addresses import DirectoryAccess, parse_address
+from kvtier.sources.directories.addresses import parse_address
 from kvtier.sources.directories.opening import open_index
 from kvtier.sources.directories.records import HostRecord
 from kvtier.sources.directories.redis_index import HolderIndex
@@ -25,7 +24,8 @@ from kvtier.v1.peer_pb2_grpc import PeerServiceServicer, add_PeerServiceServicer
 
 from ..appliance.loops import run
 from ..fakes.directories.index import FakeIndex
-from ..sources.directories.servers import needs_redis, redis_cluster, redis_server, sentinel_set
+from ..sources.directories.servers import needs_redis
+from ..sources.directories.services import REDIS_SERVICES
 
 DIGEST, OTHER = hashlib.sha256(b"namespace").digest(), hashlib.sha256(b"other").digest()
 PAUSE = threading.Event()
@@ -219,32 +219,19 @@ class Indexed(World):
         await self._index.close()
 
 
-def _redis(folder: Path, stack: ExitStack) -> str:
-    return f"redis://127.0.0.1:{stack.enter_context(redis_server(folder)).port}"
-
-
-def _sentinel(folder: Path, stack: ExitStack) -> str:
-    return stack.enter_context(sentinel_set(folder)).url
-
-
-def _cluster(folder: Path, stack: ExitStack) -> str:
-    return f"redis+cluster://127.0.0.1:{stack.enter_context(redis_cluster(folder))[2].port}"
-
-
-SERVICES = {"redis": _redis, "sentinel": _sentinel, "cluster": _cluster}
 WORLDS = [
     pytest.param("streams"),
     pytest.param("index in memory"),
-    *(pytest.param(name, marks=needs_redis) for name in SERVICES),
+    *(pytest.param(name, marks=needs_redis) for name in REDIS_SERVICES),
 ]
 
 
 @pytest.fixture(scope="module", params=WORLDS)
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with ExitStack() as stack:
-        if request.param in SERVICES:
-            url = SERVICES[request.param](tmp_path_factory.mktemp("index"), stack)
-            yield lambda fleet: Indexed(open_index(parse_address(f"{url}#{fleet}"), DirectoryAccess()))
+        if request.param in REDIS_SERVICES:
+            url, access = REDIS_SERVICES[request.param](tmp_path_factory.mktemp("index"), stack)
+            yield lambda fleet: Indexed(open_index(parse_address(f"{url}#{fleet}"), access))
         elif request.param == "streams":
             yield lambda fleet: Streams()
         else:

@@ -1,16 +1,29 @@
 """Hosts that find each other in a directory: a real one, which is lost, flushed and found again."""
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..sources.directories.servers import Server, etcd_server, needs_etcd, needs_redis, redis_server
+from ..sources.directories.servers import (
+    Server,
+    etcd_cluster,
+    etcd_leader,
+    etcd_server,
+    needs_etcd,
+    needs_redis,
+    redis_server,
+    stopped,
+    write_certificates,
+)
+from ..sources.directories.services import etcd_with_a_user
 from ..waiting import until
-from .fleet_hosts import CHAIN_BLOCKS, fleet, indexed
+from .fleet_hosts import CHAIN_BLOCKS, Host, fleet, indexed
 
 #: Set by `make test-directories`: a minute of daemons and servers that are killed.
 needs_time = pytest.mark.skipif(
@@ -76,3 +89,59 @@ def test_a_flushed_directory_is_entered_again(tmp_path: Path) -> None:
             assert first.daemon.stop() == 0
             assert hosts_of(server) == ":1"
             until(lambda: not second.status().hosts)
+
+
+@contextmanager
+def watched(asks: Host, other: Host) -> Iterator[Counter[str]]:
+    """Count local calls of a host, those that succeeded, and after which it knew another host as live."""
+    seen, has_ended = Counter[str](), threading.Event()
+
+    def watch() -> None:
+        while not has_ended.wait(0.05):
+            seen["calls"] += 1
+            seen["succeeded"] += asks.stores(9) and asks.read(9) == CHAIN_BLOCKS
+            states = {host.address: host.state for host in asks.status().hosts}
+            seen["other is live"] += states.get(other.address) == "live"
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+@needs_etcd
+@needs_time
+def test_hosts_find_each_other_while_a_member_of_etcd_and_then_its_leader_is_lost(tmp_path: Path) -> None:
+    """Three members over TLS with a user, one of them killed, stopped, or started again at each step."""
+
+    def live(host: Host) -> int:
+        return sum(one.state == "live" for one in host.status().hosts)
+
+    with etcd_cluster(tmp_path, 3, write_certificates(tmp_path)) as members:
+        more = {
+            "peers__directory__url": f"{etcd_with_a_user(members)}#test",
+            "peers__directory__credentials": str(tmp_path),
+        }
+        with fleet(tmp_path, 3, peers__hosts="[]", **more) as (first, second, third):
+            until(lambda: live(first) == live(second) == 2)
+            with watched(first, second) as seen:
+                for number, is_leader in enumerate((False, True, True)):
+                    leader = until(lambda: etcd_leader(members))
+                    away = leader if is_leader else next(one for one in members if one is not leader)
+                    if number < 2:
+                        away.stop()
+                    third.daemon.stop()
+                    until(lambda: live(first) == live(second) == 1)
+                    with stopped(away) if number == 2 else nullcontext():
+                        third.daemon.start()
+                        third.register()
+                        until(lambda: live(first) == live(second) == live(third) == 2)
+                    first.put(number)
+                    until(lambda n=number: third.read(n) == CHAIN_BLOCKS)
+                    if number < 2:
+                        away.start()
+            assert seen["calls"] == seen["succeeded"] == seen["other is live"] > 20
+            assert [host.daemon.stop() for host in (first, second, third)] == [0, 0, 0]
