@@ -13,7 +13,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -303,13 +303,16 @@ def etcd_control(members: Sequence[Server], *words: str, user: str = "") -> str:
     ).stdout
 
 
-def etcd_leader(members: Sequence[Server]) -> Server | None:
-    """Return which of the members that answer is the leader."""
-    for one in members:
-        told = json.loads(etcd_control([one], "endpoint", "status", "--write-out", "json"))[0]["Status"]
-        if told["header"]["member_id"] == told.get("leader"):
-            return one
-    return None
+def etcd_leader(members: Sequence[Server]) -> Server:
+    """Return which of the members is the leader; waits until there is one."""
+
+    def leads(member: Server) -> bool:
+        with suppress(subprocess.CalledProcessError):  # it has just been started
+            (told,) = json.loads(etcd_control([member], "endpoint", "status", "--write-out", "json"))
+            return bool(told["Status"]["header"]["member_id"] == told["Status"].get("leader"))
+        return False
+
+    return until(lambda: [one for one in members if leads(one)], "no member leads")[0]
 
 
 @contextmanager
