@@ -11,7 +11,7 @@ what this host has. With several ranks all of them have to say the same, so ther
 says yes, too, and its batch fails. Loads have a breaker of their own, which late stores do not open.
 
 Two threads, which take turns at nothing: one loads and one stores, each with connections of its own.
-Batches are pinned over two connections in turn: one whose leases are being read is the loader's meanwhile.
+Batches are pinned over two connections in turn: while leases of one are read it belongs to the loader.
 The interface: sglang/srt/mem_cache/unified_cache/unified_cache_linker.py, 0.5.23.
 """
 
