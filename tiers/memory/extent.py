@@ -134,7 +134,7 @@ def name_of_tier(tier: Tier, extent_bytes: int, numa_nodes: Sequence[int]) -> st
 
 def inherited_numbers(keeper: Keeper, name: str, is_huge: bool | None) -> list[int]:
     """Return the numbers of the extents that were inherited for the tier of this name.
-    Those whose pages are not as `is_huge` says, where it does, are given back."""
+    Those with pages of another kind than `is_huge` says, where it does, are given back."""
     names = [one for one in keeper.inherited if one.rpartition("-")[0] == name]
     others = [one for one in names if is_huge not in (None, _is_huge(keeper.inherited[one][0]))]
     keeper.give_back(others)
