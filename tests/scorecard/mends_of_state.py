@@ -143,9 +143,9 @@ STATE = [
         "policies/guarded.py",
         (
             (
-                "                forward()\n            except (Exception, SystemExit) as error:\n"
+                "                return question()\n            except (Exception, SystemExit) as error:\n"
                 "                self._trouble.note(error)\n",
-                "                forward()\n            finally:\n                pass\n",
+                "                return question()\n            finally:\n                pass\n",
             ),
         ),
     ),
