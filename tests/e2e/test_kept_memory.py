@@ -243,7 +243,7 @@ def test_settings_that_are_refused_cost_no_memory(
         assert words in asked.stderr
         assert found(daemon) == NUM_BLOCKS
         os.kill(before, signal.SIGKILL)
-        daemon.wait_for_log("what memory holds is kept")
+        daemon.wait_for_log("(exit code 2); what memory holds is kept")
         policy.write_text(right)
         os.kill(daemon.session, signal.SIGHUP)  # or in a few seconds
         assert found(daemon) == NUM_BLOCKS

@@ -17,7 +17,9 @@ def test_a_daemon_is_asked_at_its_address(host: str, address: str, tmp_path: Pat
     if host == "::1" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this host has no IPv6")
     port = free_port()
-    with Daemon(tmp_path, settings=("tiers.dram.capacity=64MiB", f"observe.http={address}:{port}")) as daemon:
+    with Daemon(
+        tmp_path, settings=("tiers.dram.capacity=64MiB", f"observe.http='{address}:{port}'")
+    ) as daemon:
         variables = {"CHECK_HOST": host, "CHECK_PORT": str(port), "CHECK_PUT": "yes"}
         checked = subprocess.run(
             [sys.executable, str(CHART / "files" / "check.py")],
