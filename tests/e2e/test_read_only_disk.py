@@ -17,6 +17,7 @@ from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.tiers.base import Buffer
 from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.direct_io import DirectIo
+from kvtier.v1.shm import PAGE_BYTES
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
@@ -131,3 +132,32 @@ def test_a_drain_says_how_many_blocks_it_could_not_flush(disk: Disk, tmp_path: P
         assert client.put(namespace, NAMES["a"], DATA).complete
         drained = served.wait(served.daemon.drain(0.1))
         assert (drained.num_blocks_flushed, drained.num_blocks_unflushed) == (0, NUM_BLOCKS)
+
+
+def test_what_cannot_be_read_at_one_start_is_found_at_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its segments were freed, durably, and written to."""
+    settings = small_settings(tmp_path, nvme=True, write="idle")
+    with DaemonThread(settings) as served, Client(settings.listen[0]) as client:
+        assert client.put(client.register(IDENTITY), NAMES["a"], DATA).complete
+        until(lambda: served.call(lambda: blocks(served.daemon, Tier.NVME)) == NUM_BLOCKS)
+        served.wait(served.daemon.drain(60.0))
+
+    read = DirectIo.read
+
+    def fail_read(io: DirectIo, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if os.fstat(fd).st_size == PAGE_BYTES:  # whether there is O_DIRECT
+            return read(io, fd, buffers, offset)
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectIo, "read", fail_read)
+        with DaemonThread(settings) as served, Client(settings.listen[0]) as client:
+            assert "the next start tries again" in caplog.text
+            assert client.lookup(client.register(IDENTITY), NAMES["a"]).num_blocks == 0
+            assert client.put(client.register(LATER), NAMES["b"], DATA).complete
+            until(lambda: served.call(lambda: blocks(served.daemon, Tier.NVME)) == NUM_BLOCKS)
+    with DaemonThread(settings), Client(settings.listen[0]) as client:
+        np.testing.assert_array_equal(client.get(client.register(IDENTITY), NAMES["a"]).data, DATA)
+        np.testing.assert_array_equal(client.get(client.register(LATER), NAMES["b"]).data, DATA)

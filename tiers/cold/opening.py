@@ -4,14 +4,14 @@ What stands there may be ours, damaged, of another geometry, or of a version we 
 is not ours to touch: it is moved into a folder of its own, unread, and the store starts cold.
 """
 
+import errno
 import logging
 from collections import Counter
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from ...v1.shm import PAGE_BYTES
-from ..base import Cause, ColdStoreError, CopyError
-from ..durable import cause_of
+from ..base import ColdStoreError, CopyError
 from ..encryption.keyring import Keyring
 from ..encryption.master_keys import MasterKeys
 from .buffered_io import BufferedIo
@@ -79,7 +79,7 @@ def open_directory(
         remove_surplus(directory, num_segments)
     except OSError as error:
         lock.release()
-        fix = "; make room there" if cause_of(error) is Cause.NO_SPACE else ""
+        fix = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise ColdStoreError(f"cannot open {directory}: {error}{fix}") from error
     except BaseException:
         lock.release()
