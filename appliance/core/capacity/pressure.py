@@ -319,7 +319,7 @@ class Pressure:
             end = core.catalog.first_child[end]
         tiers = [one for one in self._ladder.tiers if core.catalog.num_placed[one][end]]
         stays = end == row or (self.refusals.is_pausing and not self.refusals.is_full)
-        if stays or not all(residency.may_leave(end, one) for one in tiers):
+        if stays or end in core.pin_floors or not all(residency.may_leave(end, one) for one in tiers):
             return False
         for one in tiers:
             residency.evict(end, one, reason)

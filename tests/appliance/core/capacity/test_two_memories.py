@@ -3,11 +3,18 @@ both, and promoted when they are used again. The core knows neither by name (tes
 
 from dataclasses import replace
 
-from kvtier.appliance.core.events import PolicyChanged
+from kvtier.appliance.core.events import (
+    EvictRequested,
+    PinRequested,
+    PolicyChanged,
+    SessionEnded,
+    UnpinRequested,
+)
 from kvtier.appliance.core.results import AcquireResult
+from kvtier.tiers.base import Cause
 from kvtier.tiers.ladder import with_memory
 
-from ..rig import SLOT_BYTES, STORED, Rig, hashes
+from ..rig import CLIENT, SLOT_BYTES, STORED, Rig, hashes
 
 LADDER = with_memory(["cxl"])
 DRAM, CXL, NVME = LADDER.put_tier, LADDER.named("cxl"), LADDER.log_tier
@@ -150,3 +157,37 @@ def test_a_second_memory_that_shrinks_gives_up_a_block_with_what_continues_it() 
         rig.tick(1.0)
     assert not cxl.leaving  # type: ignore[attr-defined]
     assert (rig.where(first), rig.where(second)) == (set(), set())
+
+
+def test_a_pinned_end_in_two_tiers_stays() -> None:
+    """Each tier was the excuse for leaving the other: the second eviction failed, and ended the daemon."""
+    rig = Rig(dram_blocks=2, cxl_blocks=1, nvme_blocks=1, num_segments=3, min_free_segments=1)
+    pinned, chain = rig.put_new("p", 1, session_id="s"), hashes("a", 2)
+    rig.do(SessionEnded(rig.call(), CLIENT, "s", True))
+    rig.settle()
+    rig.do(EvictRequested(rig.call(), DRAM, 0))
+    rig.put(chain)
+    put(rig, "b")
+    lease = rig.acquire(chain, first_block=1, session_id="s")
+    rig.do(SessionEnded(rig.call(), CLIENT, "s", True))
+    rig.settle()
+    where = [{"nvme"}, {"dram"}, {"cxl", "nvme"}]
+    assert [rig.where(name) for name in pinned + chain] == where
+    for names in (pinned, chain):
+        pin = rig.call()
+        rig.do(PinRequested(pin, CLIENT, "", rig.namespace_id, names, NVME, 60.0))
+    call = rig.start_put(hashes("c", 1))
+    (forward,) = rig.copies
+    assert (forward.source, forward.target) == (NVME, NVME)
+    rig.finish(forward, Cause.NO_SPACE)  # nvme is full: nothing there can be emptied any more
+    assert rig.planner.refusals.is_full
+    options = replace(rig.planner.core.options, high_watermark=0.9)  # of cxl: less than a block
+    rig.do(PolicyChanged(options, rig.planner.core.choice, {}))
+    rig.release(lease)
+    rig.tick(0.1)
+    assert [rig.where(name) for name in pinned + chain] == where
+    rig.do(UnpinRequested(rig.answer(pin).pin_id))
+    rig.tick(0.1)
+    rig.settle()
+    assert list(rig.answer(call).outcomes) == [STORED]
+    assert [rig.where(name) for name in pinned + chain] == [{"nvme"}, set(), set()]
