@@ -26,7 +26,7 @@ from itertools import chain
 import numpy as np
 
 from ....tiers.block import NO_PLACE, Tier
-from ....tiers.cold.log import SegmentLog, SegmentState
+from ....tiers.cold.log import Segment, SegmentLog, SegmentState
 from ..capacity.pressure import Pressure
 from ..capacity.reclaim import Reclaim
 from ..catalog.catalog import NO_ROW
@@ -54,10 +54,11 @@ class _Eviction:
     tier: Tier
     num_bytes: int  # to be freed; 0: all
     namespace_id: int = 0
-    segments: frozenset[int] | None = None  # None: not begun
+    segments: dict[int, Segment] = field(default_factory=dict)  # that were chosen
     #: The segment that takes what is copied forward when this begins: emptied after all others.
     last_segment: int | None = None
-    handles: Iterator[int] | None = None  # of blocks to decide, with all that continues them
+    #: Of blocks to decide, with all that continues them; None: not begun.
+    handles: Iterator[int] | None = None
     #: Blocks waiting for their continuations, the next one last: (handle, whether those were decided).
     stack: list[tuple[int, bool]] = field(default_factory=list)
     decided: bytearray = field(default_factory=bytearray)  # by row, 1: was decided, or came since
@@ -122,21 +123,21 @@ class Evicting:
             return
         job = self._jobs[0]
         if job.tier in self._core.offline:
-            self._reclaim.to_empty.clear()
+            if job.tier == self._log_tier and job.is_swept:
+                self._reclaim.to_empty.clear()
             self._jobs.popleft()
             self._requests.refuse(job.call, "BAD_TIER", f"{job.tier.label} is offline: nothing can leave it")
             return
         if job.tier != self._log_tier and not job.namespace_id:
             self._evict_coldest(job)
             return
-        if job.segments is None:
+        if job.handles is None:
             self._choose(job)
-        is_swept = job.is_swept or self._decide(job)
-        if is_swept and not job.is_swept:
+        if not job.is_swept and self._decide(job):
             job.is_swept = True
             if job.tier == self._log_tier:  # a restart would find what lived in dead ones
-                dead = self._reclaim.dead_segments() if job.namespace_id else job.segments
-                self._reclaim.to_empty |= dead or set()
+                dead = self._reclaim.dead_segments() if job.namespace_id else self._still_chosen(job)
+                self._reclaim.to_empty |= {*dead} - {job.last_segment}
             self._reclaim.keep_free_segments()
         if job.is_swept and not self._reclaim.to_empty and not self._begin_last(job):
             self._requests.reply(job.call, job.result())
@@ -223,7 +224,6 @@ class Evicting:
         log, catalog = self._core.log, self._core.catalog
         job.decided = bytearray(len(catalog.prefix_hash))
         if job.namespace_id:
-            job.segments = frozenset()
             rows = catalog.namespaces[job.namespace_id].rows
             job.handles = chain.from_iterable(map(self._handles_of, map(rows.part, range(NUM_PARTS))))
             return
@@ -240,8 +240,16 @@ class Evicting:
             self._residency.seal_full_segments(log)
             chosen = [number for number, one in enumerate(log.segments) if one.state not in EMPTY]
             job.last_segment = log.open_segment(forward=True)
-        job.segments = frozenset(chosen) - {job.last_segment}
-        job.handles = chain.from_iterable(map(self._handles_in, chosen))
+        job.segments = {number: log.segments[number] for number in chosen}
+        job.handles = chain.from_iterable(map(self._handles_in, self._still_chosen(job)))
+
+    def _still_chosen(self, job: _Eviction) -> Iterator[int]:
+        """Iterate over the chosen segments that were not freed by then: others may hold new records."""
+        log = self._core.log
+        assert log is not None
+        for number, one in job.segments.items():
+            if log.segments[number] is one:
+                yield number
 
     def _handles_in(self, segment: int) -> list[int]:
         """Return handles of the blocks with a record in a segment."""
@@ -301,8 +309,7 @@ class Evicting:
         if log.open_segment(forward=True) == number:
             log.close_open_segment(forward=True)
             self._residency.seal_full_segments(log)
-        state = log.segments[number].state
-        if state in EMPTY or state is SegmentState.OPEN:
+        if number not in self._still_chosen(job) or log.segments[number].state is SegmentState.OPEN:
             return False
         self._reclaim.to_empty.add(number)
         self._reclaim.keep_free_segments()

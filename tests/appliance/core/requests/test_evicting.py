@@ -12,7 +12,7 @@ from kvtier.appliance.core.requests.evicting import PATIENCE_S
 from kvtier.tiers.block import Tier, Urgency
 from kvtier.tiers.cold.log import SegmentLog, SegmentState
 
-from ..rig import CLIENT, Rig, hashes
+from ..rig import CLIENT, SLOT_BYTES, Rig, hashes
 
 
 def evict(rig: Rig, tier: Tier, num_bytes: int = 0) -> Any:
@@ -186,3 +186,39 @@ def test_much_is_evicted_in_steps(
     assert left[-1] == 0
     other = {Tier.DRAM: "nvme", Tier.NVME: "dram"}[tier]
     assert all(rig.where(name) == {other} for chain in chains for name in chain)
+
+
+def test_a_segment_that_reclaim_freed_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written into it since left, and the caller was refused: it was waited for as if full."""
+    rig = Rig(dram_blocks=16, nvme_blocks=8, num_segments=4, min_free_segments=1)
+    for name in "abc":
+        rig.cool_new(name, 8)
+    monkeypatch.setattr(evicting, "STEP_BLOCKS", 1)
+    call = rig.call()
+    rig.do(ev.EvictRequested(call, Tier.NVME, 2 * 8 * 2 * SLOT_BYTES))
+    new = hashes("d", 8)
+    rig.put(new, session_id="s")
+    rig.do(ev.SessionEnded(rig.call(), CLIENT, "s", True))
+    rig.settle()
+    log = rig.planner.rooms[Tier.NVME]
+    assert isinstance(log, SegmentLog)
+    assert [one.state for one in log.segments[:2]] == [SegmentState.FREE, SegmentState.OPEN]
+    while rig.planner.is_busy:
+        rig.tick()
+    assert rig.answer(call).num_readable == 0
+    assert all(rig.where(name) == {"dram", "nvme"} for name in new)
+
+
+def test_a_refused_eviction_of_hbm_ends_no_other_ones_wait() -> None:
+    """The other one was answered as if its segments were free: a restart would have found the blocks."""
+    rig = Rig(dram_blocks=16, nvme_blocks=2, num_segments=8, hbm_blocks=1)
+    rig.cool_new("a", 2)
+    rig.to_free = []
+    call = rig.call()
+    rig.do(ev.EvictRequested(call, Tier.NVME, 0))
+    rig.do(ev.TierLost(Tier.HBM, True, "gone"))
+    assert evict(rig, Tier.HBM).reason == "BAD_TIER"
+    assert call not in rig.answers
+    for segment in rig.to_free:
+        rig.do(ev.SegmentFreed(segment))
+    assert rig.answer(call).num_blocks == 2
