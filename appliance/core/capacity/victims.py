@@ -57,7 +57,7 @@ class Victims:
         self._core = core
         self._residency = residency
         self._aside: dict[tuple[Tier, int], list[_Aside]] = {}
-        self._num_namespaces = 0  # that is_divided looked at
+        self._num_changes = 0  # of namespaces, that _is_divided saw
         self._tenants: dict[int, str] = {}  # by number of isolation domain
 
     def choose(self, tier: Tier, domain: int | None) -> Victim | None:
@@ -93,11 +93,11 @@ class Victims:
             del self._aside[key]
 
     def _is_divided(self) -> bool:
-        """Whether there is more than one domain. Namespaces only ever become more."""
-        namespaces = self._core.catalog.namespaces
-        if len(namespaces) != self._num_namespaces:
-            self._num_namespaces = len(namespaces)
-            self._tenants = {one.domain: tenant_of(one.identity.domain) for one in namespaces.values()}
+        """Whether there is more than one domain."""
+        catalog = self._core.catalog
+        if catalog.num_namespace_changes != self._num_changes:
+            self._num_changes, namespaces = catalog.num_namespace_changes, catalog.namespaces.values()
+            self._tenants = {one.domain: tenant_of(one.identity.domain) for one in namespaces}
         return len(self._tenants) > 1
 
     def _crowding(self, tier: Tier) -> int | None:

@@ -65,6 +65,24 @@ def test_a_client_with_the_id_of_a_forgotten_namespace_is_told_to_register_it_ag
     assert put(rig, "a") == bytes([PutOutcome.STORED])
 
 
+def test_a_tenant_in_place_of_a_forgotten_namespace_evicts_no_other_tenants_blocks() -> None:
+    """There were as many namespaces as before, so its put emptied memory in which it got no room."""
+    rig = Rig(dram_blocks=2, nvme_blocks=0, num_extents=2, max_namespaces=2)
+    register(rig, 1)
+    for name in "abcde":
+        put(rig, name)
+    register(rig, 2, "tenant:acme")
+    assert len(rig.planner.catalog.namespaces) == 2
+    num_found = sum(rig.found(hashes(name, 1)) for name in "abcde")
+    own, rig.namespace_id = rig.namespace_id, max(rig.planner.catalog.namespaces)
+    rig.client = 2
+    rig.do(ev.ClientOpened(rig.client, "acme", True, "tenant:acme"))
+    call = rig.start_put(hashes("a", 1))
+    rig.namespace_id = own
+    assert call not in rig.answers
+    assert num_found == sum(rig.found(hashes(name, 1)) for name in "abcde") == 4
+
+
 def test_a_namespace_that_a_put_is_under_way_into_is_not_forgotten() -> None:
     rig = Rig(max_namespaces=1)
     call = rig.call()
