@@ -96,6 +96,11 @@ class CoreState:
         """Return the story of a block as text, for error messages."""
         return self.story.words(self.catalog.prefix_hash[row], self.catalog.namespace_id[row])
 
+    def readable_from(self, row: int) -> Tier | None:
+        """Return the slowest tier that reading a whole block involves; None when it cannot be read now."""
+        tier = self.catalog.tier_of(row)
+        return None if tier in self.offline else tier
+
     def is_erased(self, namespace: NamespaceEntry) -> bool:
         """Whether its tenant was erased since the start: what others still hold of it is not taken over."""
         return bool(self.erased_tenants) and tenant_of(namespace.identity.domain) in self.erased_tenants

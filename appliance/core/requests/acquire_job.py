@@ -17,7 +17,7 @@ from ....policies.costs import Advice
 from ....tiers.base import Cause
 from ....tiers.block import Tier, Urgency
 from ....v1.shm import extent_of
-from ..catalog.catalog import NO_ROW, Catalog, NamespaceEntry
+from ..catalog.catalog import NO_ROW, NamespaceEntry
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.runs import unkeep_run
@@ -333,11 +333,11 @@ class AcquireJob:
             self._on_done(self)
 
 
-def stored_prefix(catalog: Catalog, namespace: NamespaceEntry, prefix_hashes: Sequence[bytes]) -> list[int]:
-    """Return the rows of the longest prefix that is readable from some tier."""
+def stored_prefix(core: CoreState, namespace: NamespaceEntry, prefix_hashes: Sequence[bytes]) -> list[int]:
+    """Return the rows of the longest prefix that is readable now."""
     rows = []
     for row in namespace.rows.find(prefix_hashes):
-        if row == NO_ROW or catalog.tier_of(row) is None:
+        if row == NO_ROW or core.readable_from(row) is None:
             break
         rows.append(row)
     return rows

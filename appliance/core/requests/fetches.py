@@ -267,10 +267,10 @@ class Fetches:
 
     def prefix(self, namespace: NamespaceEntry, names: Iterable[bytes]) -> list[int]:
         """Return the rows of the longest prefix of a chain that is stored or on its way from the source."""
-        tier_of, rows = self._core.catalog.tier_of, []
+        readable_from, rows = self._core.readable_from, []
         for name in names:
             row = namespace.rows.get(name, NO_ROW)
-            if row == NO_ROW or (tier_of(row) is None and row not in self._coming):
+            if row == NO_ROW or (readable_from(row) is None and row not in self._coming):
                 break
             rows.append(row)
         return rows

@@ -63,8 +63,8 @@ class Lookups:
                     tiers.append(tier)
                     break
             else:
-                slowest = core.catalog.tier_of(row)
-                if slowest is None or slowest in core.offline:
+                slowest = core.readable_from(row)
+                if slowest is None:
                     break
                 tiers.append(slowest)
         return tiers

@@ -33,7 +33,7 @@ class PlacementRequests:
         if namespaces is None:
             return
         names = event.prefix_hashes[: self._core.options.max_blocks_per_request // (len(namespaces) or 1)]
-        chains = [stored_prefix(self._core.catalog, one, names) for one in namespaces]
+        chains = [stored_prefix(self._core, one, names) for one in namespaces]
         promoted = sum(self._bring(event, rows) for rows in chains)
         self._core.story.count("blocks_prefetched", promoted)
         self._requests.reply(event.call, PrefetchResult(max(map(len, chains), default=0), promoted))
@@ -76,7 +76,7 @@ class PlacementRequests:
         if event.floor not in self._core.rooms:
             return requests.refuse(event.call, "BAD_TIER", f"this daemon has no tier {event.floor.label}")
         catalog = self._core.catalog
-        rows = stored_prefix(catalog, namespace, event.prefix_hashes)
+        rows = stored_prefix(self._core, namespace, event.prefix_hashes)
         pinnable_bytes = requests.quotas.pinnable_bytes(checked[0])
         if pinnable_bytes is not None and self._pins.new_bytes(rows, event.floor) > pinnable_bytes:
             message = f"the tenant may pin {pinnable_bytes} bytes more; unpin or release some"

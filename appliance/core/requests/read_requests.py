@@ -95,7 +95,7 @@ class ReadRequests:
         self, event: AcquireRequested, client: ClientEntry, namespace: NamespaceEntry, until: float | None
     ) -> None:
         requests, catalog, num_asked = self._requests, self._core.catalog, len(event.prefix_hashes)
-        rows = stored_prefix(catalog, namespace, event.prefix_hashes)
+        rows = stored_prefix(self._core, namespace, event.prefix_hashes)
         num_here = num_stored = len(rows)
         # What stands before first_block was read without asking, and reported as touched.
         readable = self._memories if event.on_device else self._core.shared

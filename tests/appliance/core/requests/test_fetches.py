@@ -81,6 +81,20 @@ def test_only_blocks_that_are_missing_are_fetched() -> None:
     assert [item.source for item in fetch.batches[0][1]] == list(range(6, SIZE))
 
 
+def test_what_only_an_offline_nvme_has_is_fetched() -> None:
+    """A lookup promised that the source has it, and the acquire asked for nothing."""
+    rig = with_source(nvme_blocks=SIZE)
+    chain = rig.cool_new("a", SIZE)
+    rig.do(ev.TierLost(Tier.NVME, True, "gone"))
+    assert rig.found(chain) == 0
+    call = rig.acquire(chain)
+    (fetch,) = search_found(rig, 1)
+    for group in (0, 1):
+        land(rig, fetch, group)
+    assert (rig.answer(call).num_blocks, rig.answer(call).last) == (SIZE, True)
+    assert rig.found(chain) == SIZE
+
+
 def test_a_failed_fetch_is_a_shorter_prefix_and_not_tried_again_at_once() -> None:
     rig, chain = with_source(), hashes("a", 2 * SIZE)
     call = rig.acquire(chain)
