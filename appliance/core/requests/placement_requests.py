@@ -56,9 +56,11 @@ class PlacementRequests:
             )
             self._loads.start(Urgency.WAITING, event.deadline_at)
             return promoted
-        window_s = self._core.options.prefetch_window_s
-        latest = event.deadline_at if event.deadline_at < float("inf") else self._core.now
-        return self._prefetching.bring(Expected(rows, latest + window_s, "a client asked"), Urgency.WAITING)
+        until, options = self._core.now, self._core.options
+        if event.deadline_at < float("inf"):
+            until = min(event.deadline_at, until + options.lease_ttl_max_s)
+        until += options.prefetch_window_s
+        return self._prefetching.bring(Expected(rows, until, "a client asked"), Urgency.WAITING)
 
     def pin(self, event: PinRequested) -> None:
         """Keep a stored prefix at or above a floor tier."""

@@ -82,6 +82,18 @@ def test_without_a_policy_nothing_comes_up_unasked() -> None:
     assert not rig.copies
 
 
+def test_a_clients_deadline_keeps_a_block_no_longer_than_a_lease_may() -> None:
+    """A client that named the year 3000 had its tenant's blocks stay before all others', for ever."""
+    rig, chain = cold()
+    options = rig.planner.core.options
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, deadline_at=rig.now + 3e10))
+    rig.settle()
+    rig.tick(options.lease_ttl_max_s + options.prefetch_window_s - 1.0)
+    assert not counted(rig)["wasted"]
+    rig.tick(1.0)
+    assert counted(rig) == {"begun": 2, "wasted": 2}
+
+
 def test_asked_for_while_on_its_way_is_late_and_goes_first() -> None:
     rig, chain = cold()
     say(rig, Urgency.WAITING, 1.0)
