@@ -98,7 +98,7 @@ class Ahead:
             of_others = puts.num_bytes - queue.num_bytes
             row = queue.first(0 if is_through else may_be_dirty_bytes - of_others)
             if row == NO_ROW:
-                pressure.is_busy = is_through and len(puts) > 0
+                pressure.is_busy = pressure.is_busy or (is_through and len(puts) > 0)
                 return
             must_displace = is_through and not self._is_due(low_bytes, may_be_dirty_bytes)
             if must_displace and not self._has_room(row, displaces=True):

@@ -208,7 +208,8 @@ class PutJob:
                 self._give_back(block)
                 self.outcomes[block] = PutOutcome.NO_ROOM
         self._next = len(self.outcomes)
-        self._core.story.count("puts_without_room")
+        if self.reserve_calls or self.commit_calls:  # not of a fetch
+            self._core.story.count("puts_without_room")
         self._decided()
 
     def _decide(self, block: int, prefix_hash: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Quotas: what one tenant may take of what all tenants share.
 
-    memory    extents of the memory tiers, given out when a domain first needs them (tiers/memory/shares.py)
+    memory    extents of the memory tiers, given out when a domain first needs them (tiers/memory/slots.py)
     pinned    bytes that leases and pins of all its clients hold together
 
 A tenant is the first part of its isolation domains' names: `tenant:acme` and `tenant:acme/eu` share one

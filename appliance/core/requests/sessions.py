@@ -257,20 +257,25 @@ class Sessions:
                 del self._changed[session.number]
 
     def expire(self, now: float) -> None:
-        """Turn a session idle that was silent too long.
+        """Turn sessions idle that were silent too long, a step of them; the rest at the next tick.
         Looks at the longest silent ones only, and not before another one can be due: tens of thousands may be
         idle for days."""
         if now - self._idle_until < self._core.options.session_idle_s:
             return
-        idle_until = now
+        idle_until, silent = now, []
         for order in self._orders.values():
             for session in order.values():
                 if now - session.last_active < self._core.options.session_idle_s:
                     idle_until = min(idle_until, session.last_active)
                     break
                 if session.urgency < Urgency.IDLE:
-                    self.update(session, Urgency.IDLE, float("inf"))
-                    return  # one a call: the rest at the next tick
+                    silent.append(session)
+        left = STEP_BLOCKS
+        for session in silent:
+            if left <= 0:
+                return
+            left -= SESSION_COST + min(STEP_BLOCKS, len(session.blocks))
+            self.update(session, Urgency.IDLE, float("inf"))
         self._idle_until = idle_until
 
     def check_integrity(self) -> list[str]:

@@ -8,6 +8,7 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.copying import copies
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.tiers.base import Cause
+from kvtier.tiers.block import Tier
 
 from .. import rig as core_rig
 from ..rig import GEOMETRY, STORED, hashes
@@ -46,6 +47,24 @@ def test_through_does_not_wait_for_the_budget_or_the_device() -> None:
     assert num_written(rig) == 6
     assert rig.planner.write_budget.is_overdrawn(rig.now)
     rig.settle()
+
+
+def test_memory_above_its_watermark_is_relieved_where_nothing_is_left_to_copy() -> None:
+    """Blocks were left for the next step, and no Tick was asked for."""
+    rig = rig_of("through", dram_blocks=240, num_segments=40)
+    chain = rig.put_new("a", 200)
+    rest(rig)
+    rig.do(ev.TierLost(Tier.NVME, True, "gone"))
+    options = PlannerOptions(high_watermark=0.1, low_watermark=0.1, write="through")
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
+    rig.put(hashes("b", 40))
+    rig.tick(1.0)
+    rig.release(rig.acquire(chain))
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 40 * BLOCK_BYTES))  # b, which waits to be copied
+    rig.do(ev.TierLost(Tier.NVME, False, "back"))
+    while rig.planner.is_busy:
+        rig.tick()
+    assert sum("dram" in one for one in where(rig, "a", 200)) == 24
 
 
 def test_through_begins_a_bounded_number_in_one_step() -> None:

@@ -222,6 +222,7 @@ def test_a_fetch_takes_the_room_that_can_be_had_at_once() -> None:
     for group in (0, 1):
         land(rig, fetch, group)
     assert (rig.answer(call).num_blocks, rig.answer(call).last) == (4, True)
+    assert "puts_without_room" not in rig.planner.story.counters
 
 
 def test_a_bundle_is_admitted_as_a_part_of_its_chain(monkeypatch: pytest.MonkeyPatch) -> None:

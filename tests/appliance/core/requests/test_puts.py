@@ -89,6 +89,7 @@ def test_without_room_by_its_deadline_the_rest_is_refused() -> None:
     assert call not in rig.answers
     rig.tick(0.2)
     assert list(rig.answer(call).outcomes) == [PutOutcome.NO_ROOM]
+    assert rig.planner.story.counters["puts_without_room"] == 1
     rig.release(held)
 
 
