@@ -127,7 +127,7 @@ class AcquireAbandoned:
 
 @dataclass(slots=True)
 class ReleaseRequested:
-    """End leases. Answered with ReleaseResult when `call` is not None."""
+    """End leases. Answered with CountResult (unknown ones) when `call` is not None."""
 
     call: int | None
     client: int
@@ -381,7 +381,7 @@ class ColdEdgeOpened:
 
 @dataclass(slots=True)
 class PolicyChanged:
-    """An administrator chose anew. What can be wrong with it was asked before (`Planner.objections`)."""
+    """An administrator chose anew. What can be wrong with it was asked before (`Changes.objections`)."""
 
     options: PlannerOptions
     policies: PolicyChoice

@@ -127,13 +127,6 @@ class AcquireResult:
 
 
 @dataclass(slots=True)
-class ReleaseResult:
-    """How many of the leases were unknown."""
-
-    num_unknown: int
-
-
-@dataclass(slots=True)
 class KeepAliveResult:
     """The leases that could not be extended."""
 
@@ -173,7 +166,7 @@ class PrefetchResult:
 
 @dataclass(slots=True)
 class CountResult:
-    """How many blocks a call was about."""
+    """How many blocks, or unknown leases, a call was about."""
 
     count: int
 
@@ -209,7 +202,6 @@ Result: TypeAlias = (
     Refusal
     | NamespaceResult
     | AcquireResult
-    | ReleaseResult
     | KeepAliveResult
     | ReserveResult
     | PutResult

@@ -271,7 +271,7 @@ class CacheService:
         lease_ids = self._lease_ids(request.lease_ids)
         answer = self.appliance.ask(lambda call: events.ReleaseRequested(call, client.id, lease_ids))
         return respond(
-            answer, results.ReleaseResult, lambda result: pb.ReleaseResponse(num_unknown=result.num_unknown)
+            answer, results.CountResult, lambda result: pb.ReleaseResponse(num_unknown=result.count)
         )
 
     def keep_alive(self, caller: Caller, request: pb.KeepAliveRequest) -> NowOrLater[pb.KeepAliveResponse]:

@@ -17,7 +17,7 @@ from kvtier.appliance.core.instructions import (
     Retract,
     StopAwaiting,
 )
-from kvtier.appliance.core.results import AcquireResult, PutResult, ReadyFragments, ReleaseResult
+from kvtier.appliance.core.results import AcquireResult, CountResult, PutResult, ReadyFragments
 from kvtier.appliance.transfer.object_edge import Work
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import Tier
@@ -47,9 +47,9 @@ def test_every_instruction_is_executed_by_somebody() -> None:
 
 def test_a_reply_in_the_same_step_needs_no_future() -> None:
     async def main() -> None:
-        planner = ScriptedPlanner([Reply(1, ReleaseResult(3))])
+        planner = ScriptedPlanner([Reply(1, CountResult(3))])
         appliance = build(planner, Recorder())
-        assert appliance.ask(released) == ReleaseResult(3)
+        assert appliance.ask(released) == CountResult(3)
         assert planner.told == [ev.ReleaseRequested(1, 1, [])]
         await appliance.stop()
 
@@ -58,13 +58,13 @@ def test_a_reply_in_the_same_step_needs_no_future() -> None:
 
 def test_a_later_reply_completes_a_future() -> None:
     async def main() -> None:
-        planner = ScriptedPlanner([], [Reply(1, ReleaseResult(3)), Reply(9, ReleaseResult(0))])
+        planner = ScriptedPlanner([], [Reply(1, CountResult(3)), Reply(9, CountResult(0))])
         appliance = build(planner, Recorder())
         answer = appliance.ask(released)
         assert isinstance(answer, asyncio.Future)
         assert not answer.done()
         appliance.step(ev.Tick())
-        assert await answer == ReleaseResult(3)
+        assert await answer == CountResult(3)
         assert appliance.counters["replies_to_nobody"] == 1
         await appliance.stop()
 

@@ -7,21 +7,10 @@ from ....policies.costs import Advice
 from ....tiers.block import Tier, tenant_of
 from ..catalog.catalog import Catalog, NamespaceEntry
 from ..catalog.core_state import CoreState
-from ..events import (
-    AcquireAbandoned,
-    AcquireRequested,
-    KeptAlive,
-    ReleaseRequested,
-    Touched,
-)
+from ..events import AcquireAbandoned, AcquireRequested, KeptAlive, ReleaseRequested, Touched
 from ..promotion.loads import Loads
 from ..promotion.promotions import Promotions
-from ..results import (
-    AcquireResult,
-    KeepAliveResult,
-    ReadyFragments,
-    ReleaseResult,
-)
+from ..results import AcquireResult, CountResult, KeepAliveResult, ReadyFragments
 from .acquire_job import AcquireJob, Found, stored_prefix
 from .expectations import Expectations
 from .fetches import Fetches
@@ -56,19 +45,15 @@ class ReadRequests:
         self._usage = usage
         self._fetches = fetches
         self.expectations = Expectations(core, fetches)
-        fetches.resume = self._acquire
+        fetches.resume = self.acquire
         self.expectations.proceed = self._proceed
         #: Tiers that a delivery onto the device reads: a slower memory tier is not pinned for it.
         down_to_put_tier = core.ladder.tiers[: core.ladder.put_tier + 1]
         self._memories = [tier for tier in down_to_put_tier if tier in core.rooms]
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
 
-    def acquire(self, event: AcquireRequested) -> None:
-        """Look up and pin; AcquireJob does the rest."""
-        self._acquire(event)
-
-    def _acquire(self, event: AcquireRequested, until: float | None = None) -> None:
-        """Answer an acquire. `until`: of one that waited for a search of the source."""
+    def acquire(self, event: AcquireRequested, until: float | None = None) -> None:
+        """Look up and pin; AcquireJob does the rest. `until`: of one that waited for the source."""
         requests = self._requests
         checked = requests.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
         if checked is None:
@@ -246,7 +231,7 @@ class ReadRequests:
         if num_unknown:
             self._core.story.count("releases_unknown", num_unknown)
         if event.call is not None:
-            self._requests.reply(event.call, ReleaseResult(num_unknown))
+            self._requests.reply(event.call, CountResult(num_unknown))
 
     def keep_alive(self, event: KeptAlive) -> None:
         """Extend leases."""
