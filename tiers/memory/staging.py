@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Callable
 
+from ...v1.shm import PAGE_BYTES
 from ..base import Buffer, Cause, CopyError
 from . import memfd
 
@@ -24,7 +25,7 @@ class StagingExtent:
 
     def __init__(self, num_bytes: int, name: str = "kvtier-staging") -> None:
         assert num_bytes > 0
-        assert num_bytes % mmap.PAGESIZE == 0
+        assert num_bytes % PAGE_BYTES == 0  # pages of aarch64's kernels may be larger
         self.num_bytes = num_bytes
         try:
             self.descriptor = memfd.create(name, num_bytes)

@@ -23,6 +23,14 @@ def test_what_the_client_writes_is_seen_here_read_only() -> None:
     staging.close()
 
 
+def test_the_size_is_no_multiple_of_a_page_of_64_kib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As kernels of aarch64 have them; clients ask for multiples of 4 KiB."""
+    monkeypatch.setattr(mmap, "PAGESIZE", 64 << 10)
+    staging = StagingExtent(SIZE + 4096)
+    assert bytes(staging.view(SIZE, 4096)) == bytes(4096)
+    staging.close()
+
+
 @pytest.mark.parametrize(
     ("offset", "length"), [(-1, 10), (0, 0), (0, -5), (0, SIZE + 1), (SIZE, 1), (SIZE - 9, 10), (1 << 70, 1)]
 )
