@@ -42,6 +42,11 @@ def read_one(client: Client, namespace: Any, hashes: Any) -> Any:
     return look_up_here(client._link.attachment, namespace, pack(hashes))
 
 
+def when_filled(client: Client, namespace: Any, hashes: Any) -> Any:
+    """Return what `read_one` does once the table that a lookup has mapped is filled."""
+    return until(lambda: read_one(client, namespace, hashes), "no table, or it is not filled")
+
+
 def num_calls(served: DaemonThread) -> int:
     """Return how many lookups the daemon has answered."""
     histograms = served.daemon.service.call_latencies.histograms
@@ -79,7 +84,7 @@ def test_what_is_read_is_what_is_asked(tmp_path: Path) -> None:
             for wanted in (names[: dice.randrange(1, 41)], chain(dice.randrange(40), 40)):
                 asked = asking.lookup(twins[which], wanted)
                 client.lookup(namespace, wanted)  # maps the table, the first time
-                read = read_one(client, namespace, wanted)
+                read = when_filled(client, namespace, wanted)
                 assert read == asked, f"step {step}: {read} {asked}"
                 num_read += 1
                 labels |= {tier.label for tier in read.tiers}
@@ -121,7 +126,7 @@ def test_a_retired_table_is_not_read(tmp_path: Path) -> None:
         num_observers = set[int]()
         for _ in range(3):
             assert client.lookup(namespace, names).num_blocks == 3
-            assert read_one(client, namespace, names) is not None
+            when_filled(client, namespace, names)
             num_observers.add(len(served.daemon.appliance.observers))
             served.call(served.daemon.service.residences.close)
             assert read_one(client, namespace, names) is None
@@ -136,7 +141,7 @@ def test_more_is_asked_for_where_more_may_be_known(tmp_path: Path) -> None:
         client.put(namespace, names[:3], bytes(3 * namespace.block_bytes))
         step = served.daemon.appliance.step
         assert client.lookup(namespace, names).num_blocks == 3
-        assert read_one(client, namespace, names) is not None
+        when_filled(client, namespace, names)
         for begin, end in (
             (SourceChanged(True, False, False), SourceChanged(False, False, False)),
             (TierLost(Tier(2, "nvme"), True, "a test"), TierLost(Tier(2, "nvme"), False, "a test")),
@@ -185,7 +190,7 @@ def test_the_table_of_a_daemon_that_died_is_not_believed(tmp_path: Path) -> None
         namespace = client.register(identity("a"))
         client.put(namespace, chain(1, 3), bytes(3 * namespace.block_bytes))
         assert client.lookup(namespace, chain(1, 3)).num_blocks == 3
-        assert read_one(client, namespace, chain(1, 3)) is not None
+        when_filled(client, namespace, chain(1, 3))
         daemon.stop()
         until(lambda: read_one(client, namespace, chain(1, 3)) is None)
         with pytest.raises(Unavailable):
