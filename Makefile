@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: claims chaos chaos-fleet chaos-directory scorecard demo demo-store demo-fleet test test-all test-vllm test-vllm-edges test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-nixl test-gateway test-azure test-helm image test-image test-web compiled test-python test-native litmus pictures first-hour check bench proto sim docs docs-site dist test-directories clean
+.PHONY: claims chaos chaos-fleet chaos-directory scorecard demo demo-store demo-fleet test test-all test-vllm test-vllm-edges test-matrix test-sglang test-transformers test-lmcache test-llamacpp test-dynamo test-mooncake test-nixl test-gateway test-azure test-helm image test-image test-web compiled test-python test-native test-aarch64 litmus pictures first-hour check bench proto sim docs docs-site dist test-directories clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -279,6 +279,28 @@ test-native: $(NATIVE)/.installed litmus
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(NATIVE)/bin/python -m pytest -q -o pythonpath=. tests/native tests/tiers/memory tests/tiers/test_payload.py
 
+# Client and daemon on aarch64, which qemu-user emulates: slow. What passed is not run again before there is another
+# commit; ARGS=... runs that. As root where Debian's compiler or qemu-user is missing.
+AARCH64 := .venv-aarch64
+AARCH64_WHEELS := $(foreach tag,2014 _2_17 _2_24 _2_27 _2_28 _2_31 _2_34 _2_36,--platform manylinux$(tag)_aarch64)
+AARCH64_INSTALL := $(BIN)/python -m pip install $(PIP_FLAGS) --target $(AARCH64)/lib/python3.11/site-packages --upgrade --no-compile
+AARCH64_PYTEST := $(AARCH64)/bin/python -u -m pytest -q -rs -o pythonpath=. -o timeout=1200 -p no:cacheprovider
+AARCH64_TESTS := $(wildcard tests/native/test_*.py tests/clients/memory/test_*.py tests/tiers/memory/test_*.py) \
+	$(addprefix tests/e2e/test_,client_daemon.py hot_tier_restart.py lookups.py direct.py unordered_memory.py kept_memory.py)
+$(AARCH64)/.installed: requirements.txt tests/native/emulated.py | $(VENV)/.ready
+	$(BIN)/python -m tests.native.emulated $(@D)
+	$(AARCH64_INSTALL) --only-binary :all: --implementation cp --python-version 3.11 $(AARCH64_WHEELS) --requirement requirements.txt
+	touch $@
+
+test-aarch64: $(AARCH64)/.installed
+	rm -rf build $(AARCH64)/wheel
+	CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" _PYTHON_HOST_PLATFORM=linux-aarch64 \
+		$(BIN)/python -m pip wheel $(PIP_FLAGS) --no-deps --no-build-isolation --wheel-dir $(AARCH64)/wheel .
+	$(AARCH64_INSTALL) --no-deps --platform linux_aarch64 $(AARCH64)/wheel/kvtier-*-abi3-linux_aarch64.whl
+	passed=$(AARCH64)/passed/$$(git rev-parse HEAD); mkdir -p $$passed; $(if $(ARGS),$(AARCH64_PYTEST) $(ARGS), \
+		for file in $(AARCH64_TESTS); do mark=$$passed/$${file//\//-}; test -e $$mark || { echo $$file; \
+		$(AARCH64_PYTEST) $$file && touch $$mark; } || failed=1; done; test -z "$$failed")
+
 pictures: $(WEB)/.ready
 	$(WEB)/bin/python -m tests.web.pictures docs/pictures
 
@@ -346,4 +368,4 @@ claims: $(VENV)/.ready-demo .cache/compression/mha/trained.json .cache/peers/moo
 	$(BIN)/python -m tests.claims $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(MOONCAKE) $(NIXL) $(VLLM) $(WEB) $(HELM) $(LMCACHE) $(LLAMACPP) $(SGLANG) $(COMPILED) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AARCH64) $(DOCS) $(MOONCAKE) $(NIXL) $(VLLM) $(WEB) $(HELM) $(LMCACHE) $(LLAMACPP) $(SGLANG) $(COMPILED) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
