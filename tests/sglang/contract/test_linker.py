@@ -177,7 +177,7 @@ def test_a_load_under_way_does_not_hold_up_the_next_one(make: Make) -> None:
         """Hold the connection, as the loader does while it waits for a fragment."""
         with lock:
             held.set()
-            assert done.wait(60)
+            done.wait(20)
 
     reader = threading.Thread(target=read)
     write = LayeredPages.write
@@ -191,6 +191,7 @@ def test_a_load_under_way_does_not_hold_up_the_next_one(make: Make) -> None:
     reader.start()
     assert held.wait(60)
     assert linker.load("two", [transfer])
+    assert reader.is_alive(), "it waited until the reader let go"
     done.set()
     reader.join()
     assert linker.finish_layer_wise_loading(index)
