@@ -350,7 +350,8 @@ def test_arguments_of_any_type_are_refused_or_obeyed(function: str) -> None:
     dice = random.Random(function)
     for _ in range(3000):
         arguments = dice.choices(values, k=dice.randrange(6))
-        with contextlib.suppress(TypeError, ValueError, OverflowError, AttributeError, BufferError):
+        # OSError: a kernel without rings
+        with contextlib.suppress(TypeError, ValueError, OverflowError, AttributeError, BufferError, OSError):
             getattr(native, function)(*arguments)
     native.use(None)
 
