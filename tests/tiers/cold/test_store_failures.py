@@ -12,6 +12,7 @@ from kvtier.tiers.base import Cause, ColdStoreError, CopyError
 from kvtier.tiers.cold import direct_io
 from kvtier.tiers.cold.engine import ColdStore
 from tests.tiers.cold.store import (
+    NAMESPACES,
     SEGMENT_BYTES,
     FaultyIo,
     aligned,
@@ -65,6 +66,18 @@ def test_a_failed_write_stores_nothing(tmp_path: Path, fault: object, cause: Cau
         accepted = opened.accepted
     with cold(tmp_path) as again:
         assert labels_of(again.recovered).keys() == accepted.keys(), "the hole is skipped"
+
+
+def test_metadata_that_cannot_be_written_counts_as_failed_writes(tmp_path: Path) -> None:
+    """The alert for a failing disk looks at them, and no record comes to be written."""
+    io = FaultyIo()
+    with cold(tmp_path, io=io) as opened:
+        opened.put([1])
+        io.fault = failing("write", errno.EROFS)
+        with pytest.raises(CopyError):
+            opened.store.store_namespace(NAMESPACES[1])
+        assert opened.store.statistics().failures == {Cause.IO_ERROR: 1}
+        io.fault = lambda kind, number: None
 
 
 def test_one_bad_sector_does_not_take_its_neighbours_along(tmp_path: Path) -> None:
