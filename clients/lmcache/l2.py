@@ -22,12 +22,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from lmcache.lmcache_native import Bitmap
-from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.platform import create_event_notifier
+
+try:
+    from lmcache.lmcache_native import Bitmap
+except ImportError:  # before 0.5.4
+    from lmcache.native_storage_ops import Bitmap
 
 from ..connector.guard import Guard
 from ..connector.versions import check_version
@@ -123,10 +127,8 @@ class KvtierL2Adapter(L2AdapterInterface):
             done, self._stored = self._stored, {}
         return done
 
-    def submit_lookup_and_lock_task(
-        self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
-    ) -> int:
-        """Find out which keys are stored."""
+    def submit_lookup_and_lock_task(self, keys: list[ObjectKey], group_layout_descs: Any = None) -> int:
+        """Find out which keys are stored. LMCache's own check tells no layouts, before 0.5.3."""
         answer = partial(self._lookup, keys=keys, layouts=group_layout_descs)
         return self._submit_question(self._lookups, answer, len(keys), self._lookup_done)
 
@@ -208,9 +210,7 @@ class KvtierL2Adapter(L2AdapterInterface):
             self.guard.count("NO_ROOM", kept.count(False))
         return L2StoreResult(all_kept, num_bytes)
 
-    def _lookup(
-        self, store: ChunkStore, keys: Sequence[ObjectKey], layouts: dict[int, MemoryLayoutDesc]
-    ) -> list[int]:
+    def _lookup(self, store: ChunkStore, keys: Sequence[ObjectKey], layouts: Any) -> list[int]:
         found = []
         forms = [self._form_of_layout(key, layouts) for key in keys]
         for kind, members in self._by_kind(keys, forms).items():
@@ -250,9 +250,11 @@ class KvtierL2Adapter(L2AdapterInterface):
             members.setdefault(kind, []).append(number)
         return members
 
-    def _form_of_layout(self, key: ObjectKey, layouts: dict[int, MemoryLayoutDesc]) -> Form | None:
-        """Return the form of objects under `key`: as LMCache tells, or as they were last seen."""
-        layout = layouts.get(key.object_group_id)
+    def _form_of_layout(self, key: ObjectKey, layouts: Any) -> Form | None:
+        """Return the form of objects under `key`: as LMCache tells, or as they were last seen.
+
+        Before 0.5.3 it tells one layout, not one for each group."""
+        layout = layouts.get(key.object_group_id) if isinstance(layouts, dict) else layouts
         if layout is None or not layout.dtypes:  # LMCache's own benchmark tells empty ones
             return self._forms.get(_place_of(key))
         parts = zip(layout.shapes, layout.dtypes, strict=True)

@@ -5,10 +5,8 @@ of host memory and one on the device of the same size, so that one copy over the
 the pool is in host memory both are one.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import Queue
 from typing import Any
 
 import torch
@@ -122,35 +120,3 @@ def _fragments_of(leases: Sequence[Lease]) -> Iterator[tuple[int, Fragment]]:
                 starts.remove(start)
             else:
                 yield start[0] + fragment.block, fragment
-
-
-class TaskThread:
-    """A thread that runs one thing after another. What it is given must not raise."""
-
-    def __init__(self, name: str) -> None:
-        self._tasks: Queue[Callable[[], None] | None] = Queue()
-        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
-        self._thread.start()
-
-    def give(self, task: Callable[[], None]) -> None:
-        """Run `task` after what was given before."""
-        self._tasks.put(task)
-
-    def settle(self) -> None:
-        """Wait until all of it has run."""
-        self._tasks.join()
-
-    def close(self) -> None:
-        """Run what was given, and end."""
-        self._tasks.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            task = self._tasks.get()
-            try:
-                if task is None:
-                    return
-                task()
-            finally:
-                self._tasks.task_done()

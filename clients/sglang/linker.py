@@ -17,10 +17,11 @@ The interface: sglang/srt/mem_cache/unified_cache/unified_cache_linker.py, 0.5.2
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from ..connector.plugin_options import bad_option, check_choice, options_from
 from ..connector.versions import check_version
 from ..errors import KvtierError, NotFound
 from ..sync.handles import Lease
-from .delivery import LOAD_FAILED, LayerDelivery, Staging, TaskThread
+from .delivery import LOAD_FAILED, LayerDelivery, Staging
 from .identity import StorageOptions, hash_of, name_of, namespace_of, run_of_server, since_clear
 from .layered import LayeredPages
 from .pages import restorable
@@ -116,7 +117,9 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
         staging_bytes = max(options.staging_bytes, *(pages.page_bytes for pages in self._pages.values()))
         self._load_staging = Staging(device, staging_bytes)
         self._save_staging = Staging(device, staging_bytes)
-        self._loader, self._saver = TaskThread("kvtier-link-load"), TaskThread("kvtier-link-save")
+        self._loader, self._saver = (
+            ThreadPoolExecutor(1, f"kvtier-link-{what}") for what in ("load", "save")
+        )
 
     # --------------------------------------------------------------------------------------- lookup
 
@@ -177,7 +180,7 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
         parts = [part for parts in queued.values() for part in parts]
         written = get_device_module().Event()
         written.record()  # the pages were another request's until now
-        self._loader.give(lambda: self._load(index, parts, written))
+        self._loader.submit(lambda: self._load(index, parts, written))
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
@@ -243,7 +246,7 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
                 self.guard.defect("offload")
             self._results.put(is_stored)
 
-        self._saver.give(run)
+        self._saver.submit(run)
         return True
 
     def _store(self, identity: NamespaceIdentity, transfer: Any, session: str) -> bool:
@@ -280,13 +283,9 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """Wait for everything under way; then find nothing that was stored before, unless `on_reset` keep."""
         for rid in list(self._queued):
             self.cancel_queued_load(rid)
-        self._loader.settle()
-        self._saver.settle()
-        while True:
-            try:
-                self._results.get_nowait()
-            except Empty:
-                break
+        for thread in (self._loader, self._saver):
+            thread.submit(int).result()  # after all that was given before
+        self._results = SimpleQueue()
         self.layer_done_counter.reset()
         if self.options.on_reset == "forget":
             self._num_resets += 1
@@ -296,8 +295,8 @@ class KvtierLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """Wait for everything under way, end the threads, close the connections."""
         for rid in list(self._queued):
             self.cancel_queued_load(rid)
-        for worker in (self._loader, self._saver):
-            worker.close()
+        for thread in (self._loader, self._saver):
+            thread.shutdown()
         for store in (self._probes, *self._loads, self._sets):
             store.close()
 

@@ -161,8 +161,8 @@ class TieredCache(DynamicCache):
     def note_forward(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A forward pass over this cache begins: write down what it reads, and how urgent that makes us.
 
-        Assisted generation (transformers 5.23) reads the whole prompt although the cache holds a part of it,
-        and would answer wrongly; it is given an empty cache, which is right and a miss.
+        Assisted generation, and prefill in chunks of transformers 4.57 and 5.19, read the whole prompt though
+        the cache holds a part of it, and would answer wrongly: it is emptied, which is right and a miss.
         """
         if self.ledger.is_read_anew(named):
             self.reset()
@@ -191,9 +191,10 @@ class TieredCache(DynamicCache):
         return keys, values
 
     def crop(self, tokens_to_remove: int) -> None:
-        """As in DynamicCache: forget the last `-tokens_to_remove` tokens."""
+        """As in DynamicCache: forget the last `-tokens_to_remove` tokens; positive, it is how many stay."""
+        num_before = self.get_seq_length()
         super().crop(tokens_to_remove)
-        num_dropped = abs(tokens_to_remove)
+        num_dropped = num_before - self.get_seq_length()
         self.ledger.drop(num_dropped)
         for tail in self.tails.values():
             tail.drop_last(num_dropped)
@@ -202,7 +203,9 @@ class TieredCache(DynamicCache):
         )
 
     def reset(self) -> None:
-        """As in DynamicCache; the past is empty again."""
+        """As in DynamicCache; the past is empty again, also where transformers only writes zeros into it."""
+        for layer in self.layers:
+            layer.keys, layer.values, layer.is_initialized = None, None, False
         super().reset()
         self.ledger = Ledger()
         self.num_stored_blocks = 0

@@ -152,7 +152,7 @@ class Carrier:
         for kind, states in zip(self.kinds, found, strict=True):
             for number, (keys, values) in zip(kind.layers, states, strict=True):
                 layer = cache.layers[number]
-                layer.lazy_initialization(keys, values)
+                layer.update(keys[..., :0, :], values[..., :0, :])  # no token: it takes dtype and device
                 if kind.window_tokens:
                     num_kept = min(kind.window_tokens, num_tokens)
                     keys, values = keys[..., -num_kept:, :], values[..., -num_kept:, :]

@@ -55,12 +55,18 @@ class Ledger:
         return self._rows
 
     def is_read_anew(self, named: Mapping[str, Any]) -> bool:
-        """Whether a pass begins with all tokens of the ledger again, at position 0."""
-        ids, positions = named.get("input_ids"), named.get("position_ids")
-        num_tokens = self.num_tokens
-        if not num_tokens or ids is None or positions is None or ids.ndim != 2 or ids.shape[1] < num_tokens:
+        """Whether a pass begins with the ledger's tokens again, all or some of them.
+
+        Then its mask covers itself alone, or its positions begin at 0. Those of one token are not looked at:
+        decoding would wait for the device."""
+        ids, mask, positions = (named.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+        if not self.num_tokens or ids is None or ids.ndim != 2:
             return False
-        return not bool(positions[..., 0].any()) and ids[:, :num_tokens].tolist() == self.rows()
+        begins = mask is not None and mask.ndim == 2 and mask.shape[1] == ids.shape[1]
+        if mask is None and positions is not None and (ids.shape[1] > 1 or not self._num_fresh):
+            begins = not bool(positions[..., 0].any())
+        num_tokens = min(ids.shape[1], self.num_tokens)
+        return begins and ids[:, :num_tokens].tolist() == [row[:num_tokens] for row in self.rows()]
 
     def read(self, num_cached: int, module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> int:
         """Note one forward pass over a cache of `num_cached` tokens; return how many it reads."""

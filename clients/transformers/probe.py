@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import DynamicCache, __version__
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers import DynamicCache, __version__, cache_utils
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ...v1.types import DTYPE_BYTES
 from ..errors import InvalidRequest
 from .plan import LayerKind
 
-MAJOR_VERSION = "5"
+MAJOR_VERSIONS = ("4", "5")
+NO_LAYER = getattr(cache_utils, "DummyLayer", None)  # has no cache of its own; not in 5.19
 CHANGING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the whole prompt
 
 
@@ -45,12 +46,15 @@ def shape_of_past(model: Any) -> CacheShape:
     _refuse_by_configuration(model)
     cache = DynamicCache(config=model.config)
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    with torch.inference_mode():
-        model(input_ids=token, past_key_values=cache, use_cache=True)
+    try:
+        with torch.inference_mode():
+            model(input_ids=token, past_key_values=cache, use_cache=True)
+    except AttributeError as problem:  # asked of a cache of the model's own kind, before transformers 5
+        raise Unsupported(f"it does not run over a DynamicCache: {problem}") from problem
     members: dict[LayerKind, list[int]] = {}
     devices = {}
     for number, layer in enumerate(cache.layers):
-        if type(layer) is not DummyLayer:  # one that has no cache, or uses another layer's
+        if type(layer) is not NO_LAYER:
             members.setdefault(_kind(number, layer), []).append(number)
             devices[number] = layer.keys.device
     if not members:
@@ -78,12 +82,13 @@ def _kind(number: int, layer: Any) -> LayerKind:
 
 
 def _refuse_by_configuration(model: Any) -> None:
-    if __version__.split(".")[0] != MAJOR_VERSION:
-        raise Unsupported(f"transformers is {__version__}, this code speaks {MAJOR_VERSION}.x")
+    if __version__.split(".")[0] not in MAJOR_VERSIONS:
+        raise Unsupported(f"transformers is {__version__}, this code speaks {' and '.join(MAJOR_VERSIONS)}")
     if model.config.is_encoder_decoder:
         raise Unsupported("it is an encoder-decoder: its past depends on the encoder's input")
     text = model.config.get_text_config(decoder=True)
-    for kind in _rope_types(getattr(text, "rope_parameters", None)):
+    spellings = [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]  # 5.x; before
+    for kind in set().union(*map(_rope_types, spellings)):
         if kind in CHANGING_ROPE:
             raise Unsupported(f"its RoPE scaling is {kind!r}: a prefix's keys depend on the prompt's length")
     wanted = getattr(getattr(model, "generation_config", None), "cache_implementation", None)
@@ -92,8 +97,8 @@ def _refuse_by_configuration(model: Any) -> None:
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """Return all values of `rope_type` in a possibly nested dict."""
+    """Return all values of `rope_type`, or `type` in old files, in a possibly nested dict."""
     if not isinstance(parameters, dict):
         return set()
-    found = {str(parameters["rope_type"])} if "rope_type" in parameters else set()
+    found = {str(parameters[name]) for name in ("rope_type", "type") if name in parameters}
     return found.union(*(_rope_types(value) for value in parameters.values()))

@@ -77,6 +77,8 @@ class PrefixStore:
         self._refusal = ""
         self._lock = threading.RLock()
         self._hook = model.register_forward_pre_hook(self._watch, with_kwargs=True)
+        if hasattr(model, "_prefill_chunking"):
+            model._prefill_chunking = partial(_prefill_chunking, model)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -246,3 +248,15 @@ class PrefixStore:
         except Exception:  # out of memory, say; tried again next time
             self._refusal = PLUGIN_BUG
             self.guard.defect("looking at the model")
+
+
+def _prefill_chunking(model: Any, input_ids: Any, *args: Any, **named: Any) -> Any:
+    """Tell the cache's store of prefill in chunks, which transformers 4 does past all hooks, and do it.
+
+    Bound by a partial: a deep copy of the model then calls the copy."""
+    if isinstance(cache := named.get("past_key_values"), TieredCache):
+        ids = input_ids[:, :-1]  # the last one is read as others are
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        home: Any = cache.store
+        home._watch(model, (), {"input_ids": ids, "position_ids": positions, "past_key_values": cache})
+    return type(model)._prefill_chunking(model, input_ids, *args, **named)

@@ -56,7 +56,7 @@ def test_another_process_hits(shared: Daemon) -> None:
         assert engine.retrieve(longer) == (3 * CHUNK_TOKENS, True)
         assert engine.remote.guard.causes == {}
     root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(root)])}
     command = [sys.executable, "-m", "tests.lmcache.engine", shared.target, str(NUM_TOKENS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

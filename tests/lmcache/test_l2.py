@@ -195,15 +195,17 @@ def test_ranks_and_groups_take_no_namespaces(adapter: Any) -> None:
     assert all(equal(back, objects))
 
 
-def test_another_server_finds_them_by_the_layout_it_is_told(adapter: Any, daemon: Daemon) -> None:
-    keys, objects, back = keys_of(3, "restart"), objects_of(3, seed=5), objects_of(3)
+@pytest.mark.parametrize("told", ["by group", "one for all"])
+def test_another_server_finds_them_by_the_layout_it_is_told(told: str, adapter: Any, daemon: Daemon) -> None:
+    """Before 0.5.3, LMCache tells one layout."""
+    keys, objects, back = keys_of(3, f"restart {told}"), objects_of(3, seed=5), objects_of(3)
     store(adapter, keys, objects)
     other = make(target=daemon.target)
     try:
         assert lookup(other, keys) == [], "nobody told how large they are"
         assert other.report_status()["misses"] == {l2.UNKNOWN_FORM: 3}
-        layouts = {0: MemoryLayoutDesc([torch.Size(SHAPE)], [torch.float32])}
-        assert lookup(other, keys, layouts) == [0, 1, 2]
+        layout: Any = MemoryLayoutDesc([torch.Size(SHAPE)], [torch.float32])
+        assert lookup(other, keys, {0: layout} if told == "by group" else layout) == [0, 1, 2]
         assert load(other, keys, back) == [0, 1, 2]
         assert all(equal(back, objects))
     finally:

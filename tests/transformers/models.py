@@ -116,19 +116,21 @@ SERVED: dict[str, Callable[..., Any]] = {
         laurel_rank=8,
     ),
 }
+# In the last words transformers 4, where such models have caches of their own.
+NO_LAYER = "LinearAttentionLayer|did not keep the token|does not run over a DynamicCache"
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "mamba": (_of(hf.MambaConfig, hf.MambaForCausalLM), "LinearAttentionLayer"),
+    "mamba": (_of(hf.MambaConfig, hf.MambaForCausalLM), NO_LAYER),
     "qwen3-next, some layers linear": (
         _of(
             hf.Qwen3NextConfig, hf.Qwen3NextForCausalLM, head_dim=16, linear_num_key_heads=2,
             linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=16, num_experts=4,
             num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
         ),
-        "LinearAttentionLayer",
+        NO_LAYER,
     ),
     "lfm2, some layers convolutions": (
         _of(hf.Lfm2Config, hf.Lfm2ForCausalLM, layer_types=["conv", "full_attention"] * 2),
-        "LinearAttentionLayer",
+        NO_LAYER,
     ),
     "rwkv": (
         lambda: hf.RwkvForCausalLM(
@@ -147,6 +149,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
             hf.LlamaConfig, hf.LlamaForCausalLM,
             rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
         ),
+        "RoPE scaling is 'dynamic'",
+    ),
+    "llama, dynamic rope as transformers 4 has it": (
+        _of(hf.LlamaConfig, hf.LlamaForCausalLM, rope_scaling={"type": "dynamic", "factor": 2.0}),
         "RoPE scaling is 'dynamic'",
     ),
 }  # fmt: skip

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def test_a_resumed_past_is_the_computed_one(name: str, make_store: Make) -> None
         model(input_ids=prompt[:, : loaded.reuse.num_tokens], past_key_values=computed)
     for one, other in zip(loaded.layers, computed.layers, strict=True):
         assert one.get_seq_length() == other.get_seq_length() == 72
-        assert one.get_mask_sizes(5) == other.get_mask_sizes(5)
+        asked = torch.arange(72, 77) if "cache_position" in signature(one.get_mask_sizes).parameters else 5
+        assert one.get_mask_sizes(asked) == other.get_mask_sizes(asked)
         torch.testing.assert_close(one.keys, other.keys, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(one.values, other.values, rtol=1e-5, atol=1e-5)
 
@@ -157,13 +159,16 @@ def test_other_ways_of_generating(name: str, make_store: Make) -> None:
     model = build(name)
     store = make_store(model)
     prompt = torch.cat([tokens(40), tokens(40)], 1)
-    for more in ({"prefill_chunk_size": 16}, {"prompt_lookup_num_tokens": 3}):
+    lookup = {"prompt_lookup_num_tokens": 3, "eos_token_id": 10_000}  # transformers 4.57 fails without an end
+    num_dropped = []
+    for more in ({"prefill_chunk_size": 16}, lookup):
         expected = answer(model, prompt, **more)
         for _ in range(2):
             cache = store.load(prompt)
             assert same(answer(model, prompt, cache, **more), expected)
             assert cache.save().why_not == ""
-    assert store.counts["dropped: the prompt was read anew"] == 2, "see TieredCache.note_forward"
+        num_dropped.append(store.counts["dropped: the prompt was read anew"])
+    assert num_dropped in ([0, 2], [1, 1], [1, 3]), "lookup in 5.23, chunks in 4.57, both in 5.19"
     again = store.load(prompt)
     assert again.reuse.num_tokens == 72
     torch.manual_seed(3)
@@ -207,7 +212,7 @@ with Client(sys.argv[2]) as client, PrefixStore(model, client, block_tokens=8) a
 def tell(name: str, target: str) -> Any:
     """Answer one prompt in a process of its own."""
     root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(root)])}
     command = [sys.executable, "-W", "ignore", "-c", CHILD, name, target]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
