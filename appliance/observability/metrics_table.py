@@ -92,7 +92,7 @@ TIERS = (
           "pinned_bytes"),
     _tier("fragments", "Readable fragments.", "Mean fragment size; growth of the catalog.", "num_fragments"),
     Metric("kvtier_tier_offline", "gauge", ("tier",), "1 when a tier stopped working.",
-           "A device to look at. The daemon goes on without it.", sources.tier_offline),
+           "Look at the log, and at a GPU. The tier is gone until a restart.", sources.tier_offline),
     _write("only_in_memory_blocks", "Blocks that tier nvme has not, or not all of.",
            "What a death of the process would take.", "num_blocks_only_in_memory"),
     _write("only_in_memory_bytes", "Bytes of payload of those.", "The same in bytes.",

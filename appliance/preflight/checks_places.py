@@ -129,7 +129,9 @@ def check_daemon(daemon: RunningDaemon, versions: Versions) -> Iterator[Check]:
         yield warn("daemon policy", what, fix)
     for tier in daemon.offline:
         what = f"tier {tier} stopped working, and the daemon goes on without it"
-        yield fail(f"daemon {tier}", what, f"its log has why, behind `tier {tier} is lost`; mend the device")
+        yield fail(
+            f"daemon {tier}", what, f"its log has why, behind `tier {tier} is lost`; restart the daemon"
+        )
     if daemon.source_problem:
         fix = "correct what it says; it is used again without a restart"
         yield warn("daemon object store", f"is not asked, or takes nothing: {daemon.source_problem}", fix)

@@ -305,15 +305,17 @@ def test_the_hosts_of_a_fleet_find_each_other_by_one_name_that_their_certificate
     assert hosts["spec"]["selector"].items() <= labels.items()
 
 
-def test_tokens_may_stand_for_client_certificates() -> None:
+@pytest.mark.parametrize("asks", [False, None, True])
+def test_tokens_may_stand_for_client_certificates(asks: bool | None) -> None:
+    """None: a release of before there was the value, upgraded with --reuse-values."""
     values = {
         "grpc": {"enabled": True},
-        "tls": {"secretName": "s", "clientCertificates": False},
+        "tls": {"secretName": "s", "clientCertificates": asks},
         "tokens": {"secretName": "t"},
     }
     access = settings_of(policies(render(values))[0]).access
     assert access.tls is not None
-    assert (access.tls.client_ca, access.tokens is not None) == (None, True)
+    assert (access.tls.client_ca is None, access.tokens is not None) == (asks is False, True)
 
 
 def test_a_directory_is_named_and_its_secret_mounted() -> None:

@@ -41,7 +41,8 @@ Of (root, shape).
 {{- $access := default dict $policy.access -}}
 {{- if $values.tls.secretName -}}
 {{- $tls := dict "certificate" "/etc/kvtier-tls/tls.crt" "key" "/etc/kvtier-tls/tls.key" -}}
-{{- if $values.tls.clientCertificates }}{{- $_ := set $tls "client_ca" "/etc/kvtier-tls/ca.crt" }}{{- end -}}
+{{- /* A release of before this value has none: certificates were always asked for. */ -}}
+{{- if ne (toString $values.tls.clientCertificates) "false" }}{{- $_ := set $tls "client_ca" "/etc/kvtier-tls/ca.crt" }}{{- end -}}
 {{- $_ := set $access "tls" $tls -}}
 {{- end -}}
 {{- if $values.tokens.secretName -}}

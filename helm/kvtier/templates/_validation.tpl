@@ -48,7 +48,7 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- $bound := false -}}
 {{- range $tier := omit $tiers "hbm" "nvme" }}{{- if (default dict $tier).numa_nodes }}{{- $bound = true }}{{- end }}{{- end -}}
 {{- if and $bound (eq (dig "type" "RuntimeDefault" $values.security.seccompProfile) "RuntimeDefault") }}{{- $problems = append $problems "numa_nodes of a tier need the system call mbind, which the RuntimeDefault profile refuses: set security.seccompProfile to a Localhost profile that adds it, or to {type: Unconfined}" }}{{- end -}}
-{{- if and (eq (dig "observe" "traces" "off" $policy | toString) "otlp") $values.networkPolicy.enabled (not $values.networkPolicy.egress) }}{{- $problems = append $problems "policy.observe.traces is otlp and the NetworkPolicy lets nothing out: add the collector (and DNS) to networkPolicy.egress" }}{{- end -}}
+{{- if and (eq (dig "observe" "traces" "off" $policy | toString) "otlp") $values.networkPolicy.enabled (not $values.networkPolicy.egress) }}{{- $problems = append $problems "policy.observe.traces is otlp and the NetworkPolicy lets nothing out: add the collector to networkPolicy.egress" }}{{- end -}}
 {{- end -}}
 {{- toJson $problems -}}
 {{- end -}}
@@ -72,7 +72,7 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- if ne (len (uniq $selectors)) (len $selectors) }}{{- $problems = append $problems "two nodeGroups choose the same nodes, and a node has room for one daemon: give each its own nodeSelector" }}{{- end -}}
 {{- if and $values.grpc.enabled (not $values.tls.secretName) (not $insecure) }}{{- $problems = append $problems "grpc.enabled needs certificates: set tls.secretName to a Secret with tls.crt, tls.key and ca.crt, or spell out policy.access.insecure: true" }}{{- end -}}
 {{- if and $values.tls.secretName (not $values.grpc.enabled) }}{{- $problems = append $problems "tls.secretName is set and nothing listens on TCP: set grpc.enabled" }}{{- end -}}
-{{- if and $values.tls.secretName (not $values.tls.clientCertificates) (or $values.fleet.enabled (not $values.tokens.secretName)) }}{{- $problems = append $problems "tls.clientCertificates is false: set tokens.secretName, without fleet.enabled (hosts know each other by certificates)" }}{{- end -}}
+{{- if and $values.tls.secretName (eq (toString $values.tls.clientCertificates) "false") (or $values.fleet.enabled (not $values.tokens.secretName)) }}{{- $problems = append $problems "tls.clientCertificates is false: set tokens.secretName, without fleet.enabled (hosts know each other by certificates)" }}{{- end -}}
 {{- if and $values.masterKey.secretName (not $isStored) }}{{- $problems = append $problems "masterKey.secretName is set and nothing is stored outside memory: set policy.tiers.nvme.capacity or policy.object.url" }}{{- end -}}
 {{- $remote := list -}}
 {{- range $urls }}{{- if not (hasPrefix "file:" .) }}{{- $remote = append $remote . }}{{- end }}{{- end -}}
