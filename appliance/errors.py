@@ -217,7 +217,7 @@ REASONS: dict[str, ErrorReason] = {
         _EXHAUSTED,
         BusyError,
         "the tenant's share of namespaces is used up by those with blocks",
-        "ask again: the one that was not used for longest is emptied; or use fewer",
+        "ask again: one unused for 10 minutes is emptied; use fewer, or evict those of old models",
     ),
     "QUOTA_EXCEEDED": ErrorReason(
         _EXHAUSTED,

@@ -193,7 +193,7 @@ class KvtierCache(BaseLlamaCache):
             "block_tokens": self.block_tokens,
             "settings": {name: getattr(llm.context_params, name, None) for name in SETTINGS},
             # A model may have two rope factors, and the context's size decides which one all tokens get.
-            "n_ctx": llm.n_ctx() if any(".rope.scaling." in key for key in llm.metadata) else 0,
+            **({"n_ctx": llm.n_ctx()} if any(".rope.scaling." in key for key in llm.metadata) else {}),
             "overrides": repr(getattr(llm, "kv_overrides", None)),
             "adapter": hashlib.sha256(Path(adapter).read_bytes()).hexdigest() if adapter else "",
             "adapter_scale": getattr(llm, "lora_scale", None) if adapter else None,

@@ -41,9 +41,10 @@ def fingerprint(model: Any) -> int:
 def has_adapter(model: Any) -> bool:
     """Whether PEFT has put adapters into the model, which may write no weight."""
     peft = sys.modules.get("peft")  # where it was never imported there is none
-    kinds = (peft.PeftModel, peft.tuners.tuners_utils.BaseTunerLayer) if peft else ()
-    is_marked = getattr(model, "_hf_peft_config_loaded", False)
-    return is_marked or any(isinstance(module, kinds) for module in model.modules())
+    if getattr(model, "_hf_peft_config_loaded", False) or peft is None:
+        return getattr(model, "_hf_peft_config_loaded", False)
+    kinds = (peft.PeftModel, peft.tuners.tuners_utils.BaseTunerLayer)
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def model_digest(model: Any, weights_digest: bytes = b"") -> bytes:

@@ -52,10 +52,12 @@ def lasting(config: Any) -> Any:
 def length_choices(config: Mapping[str, Any], max_model_len: int) -> list[bool | None]:
     """Return what the longest request decides about all KV: LongRoPE's factors, Llama 4's tuning.
 
-    Empty where it decides nothing. A length of 0 is one that the engine chose itself."""
+    Empty where it decides nothing. A length of 0 is one that the engine chose itself. A checkpoint's own file
+    may say `su` for `longrope`, and nothing of Llama 4's tuning."""
     text = json.dumps(config, default=str)
-    bounds = re.findall(r'"original_max_position_embeddings": (\d+)', text) if '"longrope"' in text else []
-    bounds += ["32768"] if '"attn_temperature_tuning"' in text else []
+    is_long = re.search(r'type": "(longrope|su)"', text)
+    bounds = re.findall(r'"original_max_position_embeddings": (\d+)', text) if is_long else []
+    bounds += ["32768"] if re.search(r'"attn_temperature_tuning"|type": "llama4', text) else []
     return [max_model_len > int(bound) if max_model_len else None for bound in sorted(set(bounds))]
 
 

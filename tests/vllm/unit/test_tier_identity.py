@@ -107,11 +107,20 @@ def test_whatever_changes_the_bytes_is_another_namespace(other: TierIdentity) ->
     assert other.namespace(0) != BASE
 
 
-def test_a_model_whose_kv_depends_on_the_longest_request_wants_a_variant(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "read",
+    [
+        {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope"}},
+        {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "su"}},
+        {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
+    ],
+    ids=["longrope", "its former name", "Llama 4"],
+)
+def test_a_model_whose_kv_depends_on_the_longest_request_wants_a_variant(
+    tmp_path: Path, read: dict[str, object]
+) -> None:
     """vLLM tells a tier no --max-model-len, and LongRoPE's factors for all positions depend on it."""
-    rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
-    text = json.dumps({"original_max_position_embeddings": 4096, "rope_scaling": rope})
-    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "config.json").write_text(json.dumps(read))
     config = replace(Config(), model=Model(name=str(tmp_path)))
     with pytest.raises(InvalidRequest, match="depends on --max-model-len"):
         identity(config)
