@@ -94,7 +94,7 @@ class Manifest:
                     return self.state.apply(event)
             self._flush(number, end)
             with self._lock:
-                if number == self._num_files and self._flushed >= end:
+                if number == self._num_files and self._flushed >= end and not self._suspect:
                     return self.state.apply(event)
             # A new file was begun meanwhile, or is to be: without it, as it was not part of the state.
 

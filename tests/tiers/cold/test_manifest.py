@@ -342,6 +342,28 @@ def test_an_event_is_in_the_file_that_was_begun_while_it_was_flushed(
     assert load(tmp_path).lives == {2: Life(22, False)}
 
 
+def test_an_event_is_in_the_file_that_could_not_be_begun_while_it_was_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was acknowledged in the old file, and a start reads the new one, that has its name already."""
+    io = SlowFlush()
+    manifest = begin(tmp_path, io)
+    manifest.append(segment_event(Kind.OPENED, 1, 11))
+    io.is_armed = True
+    with ThreadPoolExecutor(1) as threads:
+        freed = threads.submit(manifest.append, segment_event(Kind.FREED, 1, 11), durable=True)
+        assert io.began.wait(60.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest_file, "sync_directory", _fail_to_sync)
+            patch.setattr(manifest, "_rotate_at", 0)
+            with pytest.raises(CopyError):
+                manifest.append(segment_event(Kind.OPENED, 2, 22))
+        io.may_end.set()
+        assert freed.result() is None
+    manifest.close()
+    assert load(tmp_path).lives == manifest.state.lives == {}
+
+
 def test_random_damage_to_both_files_never_raises(tmp_path: Path) -> None:
     for seed in range(60):
         dice = random.Random(seed)
