@@ -107,8 +107,8 @@ class Mover:
         assert copy.items
         assert copy.copy not in self._jobs
         route = self._route(edge, copy.client)
-        is_refused = route is None or copy.target in self._refused
-        if route is not None and route.inline is not None and not is_refused:
+        cause = Cause.SOURCE_GONE if route is None else self._refusal(edge)
+        if route is not None and route.inline is not None and copy.target not in self._refused:
             num_bytes = bytes_of(copy.items)
             if num_bytes <= self._inline_bytes(lane, len(copy.items)):
                 self._run_inline(lane, copy, route, route.inline, num_bytes)
@@ -116,11 +116,11 @@ class Mover:
         job = QueuedCopy(copy, [CopyOutcome(Cause.CANCELLED)] * len(copy.items))
         self._jobs[copy.copy] = job
         self._idle.clear()
-        if route is None or is_refused:  # without a route the client died while the planner was deciding
-            cause = Cause.SOURCE_GONE if route is None else self._refused[copy.target]
+        if cause is not None:  # without a route the client died while the planner was deciding
             job.num_open = 1
             self._end(lane, lane.batch(job, 0, len(copy.items), 0, self._sequence), cause)
         else:
+            assert route is not None
             self._enqueue(lane, job, route, 0)
 
     def cancel(self, instruction: CancelCopy) -> None:
@@ -173,20 +173,21 @@ class Mover:
     def resume(self, target: Tier) -> None:
         """End `hold`."""
         self._held.discard(target)
-        for lane in self._lanes.values():
-            self._fill(lane)
+        self._fill_all()
 
     def refuse(self, target: Tier, cause: Cause = Cause.TIER_OFFLINE) -> None:
-        """End every copy into `target` for this cause until `admit`; those in flight may still land."""
+        """End every copy into `target` for this cause until `admit`; those in flight may still land.
+        Copies inside a tier that can be read wait: ended so, they would say that what they read is lost."""
         self._refused[target] = cause
         for edge, lane in self._lanes.items():
-            if edge.target is target:
+            if edge.target is target and self._refusal(edge) is not None:
                 for batch in lane.queue.take(lambda batch: True):
                     self._end(lane, batch, cause)
 
     def admit(self, target: Tier) -> None:
         """End `refuse`."""
         self._refused.pop(target, None)
+        self._fill_all()
 
     @property
     def is_busy(self) -> bool:
@@ -223,7 +224,7 @@ class Mover:
                 number = batch.job.copy.copy
                 num_queued[number] = num_queued.get(number, 0) + 1
             problems += [f"{name}: {problem}" for problem in lane.queue.check_integrity()]
-            if lane.queue and lane.num_in_flight == 0 and lane.edge.target not in self._held:
+            if lane.queue and lane.num_in_flight == 0 and not self._is_waiting(lane.edge.target):
                 problems.append(f"{name}: {len(lane.queue)} batches queued, none in flight")
         for number, job in self._jobs.items():
             if job.num_open <= 0:
@@ -292,12 +293,25 @@ class Mover:
         lane.enqueue(job, self._sequence, _turn_bytes(lane) if is_in_turns else route.batch_bytes, start)
         self._fill(lane)
 
+    def _refusal(self, edge: Edge) -> Cause | None:
+        """Return why copies of an edge end before they start; None: they do not, or wait inside a tier."""
+        cause = self._refused.get(edge.target)
+        return cause if edge.source is not edge.target or cause is Cause.TIER_OFFLINE else None
+
+    def _is_waiting(self, target: Tier) -> bool:
+        """Whether nothing is started into a tier. What is queued while it is refused is of itself."""
+        return target in self._held or target in self._refused
+
+    def _fill_all(self) -> None:
+        for lane in self._lanes.values():
+            self._fill(lane)
+
     def _fill(self, lane: EdgeQueue) -> None:
         """Start queued batches while the lane has room."""
         bound = lane.max_in_flight
         if self._is_read_for_a_request(lane.edge.target):
             bound = min(bound, MAX_WRITES_BESIDE_READS)
-        while lane.queue and lane.num_in_flight < bound and lane.edge.target not in self._held:
+        while lane.queue and lane.num_in_flight < bound and not self._is_waiting(lane.edge.target):
             batch = lane.queue.pop()
             route = self._route(lane.edge, batch.job.copy.client)
             assert route is not None, "detach takes what is queued"
@@ -335,8 +349,8 @@ class Mover:
         """Queue what is left of a batch, unless what ends queued ones came while it was in flight."""
         if self._route(lane.edge, batch.job.copy.client) is None:
             self._end(lane, batch, Cause.SOURCE_GONE)
-        elif lane.edge.target in self._refused:
-            self._end(lane, batch, self._refused[lane.edge.target])
+        elif (cause := self._refusal(lane.edge)) is not None:
+            self._end(lane, batch, cause)
         elif self._is_stopping:
             self._end(lane, batch, Cause.CANCELLED)
         else:
@@ -362,8 +376,7 @@ class Mover:
         except BaseException:  # of a planner that failed: `stop` waits for the others all the same
             self._loop.call_soon(self._gather)
             raise
-        for lane in self._lanes.values():  # of all: the end of reads lets others begin
-            self._fill(lane)
+        self._fill_all()  # the end of reads lets others begin
 
     def _settle(
         self, lane: EdgeQueue, batch: CopyBatch, outcomes: list[CopyOutcome], ended_at: float

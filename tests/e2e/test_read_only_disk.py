@@ -1,11 +1,13 @@
 """A disk that takes no writes any more: what it holds is read, and it is said that it fails."""
 
+import asyncio
 import errno
 import hashlib
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,6 +98,55 @@ def test_what_a_disk_holds_is_read_though_it_takes_no_namespace(
         disk.code = 0
         until(lambda: served.call(lambda: blocks(daemon, Tier.NVME)) == 2 * NUM_BLOCKS)
         assert not daemon.planner.core.offline
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_what_is_to_be_copied_forward_stays_while_a_disk_takes_no_namespace(
+    is_queued: bool,
+    code: int,
+    disk: Disk,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The copy ended with what failed the disk, and its records counted as damaged."""
+    monkeypatch.setattr("kvtier.appliance.store_tasks.STORE_RETRY_S", 0.01)
+    settings = small_settings(tmp_path, nvme=True, write="idle")
+    with DaemonThread(settings) as served, Client(settings.listen[0]) as client:
+        daemon, namespace = served.daemon, client.register(IDENTITY)
+        appliance = daemon.appliance
+        assert client.put(namespace, NAMES["a"], DATA).complete
+        until(lambda: served.call(lambda: blocks(daemon, Tier.NVME)) == NUM_BLOCKS)
+        served.call(lambda: appliance.ask(lambda call: EvictRequested(call, Tier.DRAM, 0)))
+        until(lambda: served.call(lambda: blocks(daemon, Tier.DRAM)) == 0)
+        client.pin(namespace, NAMES["a"], 60.0, Tier.NVME)
+
+        def empty() -> "asyncio.Future[Any]":
+            answer = appliance.ask(lambda call: EvictRequested(call, Tier.NVME, 0))
+            assert isinstance(answer, asyncio.Future)
+            return answer
+
+        def fail() -> None:
+            disk.code = code
+            client.register(LATER)
+            until(lambda: "takes no writes" in caplog.text)
+
+        if not is_queued:
+            fail()
+        served.call(lambda: appliance.mover.hold(Tier.NVME))
+        answer = served.call(empty)
+        is_forwarded = daemon.planner.copies.forward_targets
+        until(lambda: served.call(lambda: is_forwarded() or blocks(daemon, Tier.NVME) < NUM_BLOCKS))
+        if is_queued:
+            fail()
+        np.testing.assert_array_equal(client.get(namespace, NAMES["a"]).data, DATA)
+        assert not answer.done()
+        disk.code = 0
+        until(answer.done)
+        assert daemon.planner.story.counters["segments_reclaimed"]
+        served.call(lambda: appliance.ask(lambda call: EvictRequested(call, Tier.DRAM, 0)))
+        np.testing.assert_array_equal(client.get(namespace, NAMES["a"]).data, DATA)
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EIO])

@@ -14,6 +14,7 @@ from kvtier.tiers.block import FragmentLabel, Tier, Urgency
 STAGING_EDGE = Edge(None, Tier.DRAM)
 SPILL = Edge(Tier.DRAM, Tier.NVME)
 LOAD = Edge(Tier.NVME, Tier.DRAM)
+FORWARD = Edge(Tier.NVME, Tier.NVME)
 
 
 def label(number: int, num_bytes: int = MIN_BATCH_BYTES, group: int = 0) -> FragmentLabel:
@@ -71,8 +72,8 @@ class Bench:
     def __init__(self, bound: int = 2, *, takes_turns: bool = False) -> None:
         self.now = 0.0
         self.events: list[Event] = []
-        self.copiers = {edge: HandCopier() for edge in (SPILL, LOAD, STAGING_EDGE)}
-        routes = {edge: Route(self.copiers[edge]) for edge in (SPILL, LOAD)}
+        self.copiers = {edge: HandCopier() for edge in (SPILL, LOAD, FORWARD, STAGING_EDGE)}
+        routes = {edge: Route(self.copiers[edge]) for edge in (SPILL, LOAD, FORWARD)}
         bounds = dict.fromkeys(self.copiers, bound)
         self.mover = Mover(
             routes,

@@ -15,7 +15,7 @@ from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier, Urgency
 
 from ..loops import run, turns
-from .movers import LOAD, SPILL, STAGING_EDGE, Bench, HandCopier, copy
+from .movers import FORWARD, LOAD, SPILL, STAGING_EDGE, Bench, HandCopier, copy
 
 
 def test_the_most_urgent_goes_first() -> None:
@@ -205,6 +205,39 @@ def test_hold_keeps_a_tier_waiting_and_refuse_gives_it_up() -> None:
             bench.copiers[edge].end()
         await turns()
         bench.check()
+
+    run(main())
+
+
+def test_copies_inside_a_tier_that_takes_no_writes_wait_until_it_does() -> None:
+    """They ended as IO_ERROR, and the planner condemned what they would have read."""
+
+    async def main() -> None:
+        bench = Bench(bound=1)
+        for number in (1, 2):
+            bench.mover.start(copy(number, FORWARD))
+        bench.mover.start(copy(3, SPILL))
+        bench.mover.start(copy(4, SPILL))
+        bench.mover.refuse(Tier.NVME, Cause.IO_ERROR)
+        bench.mover.start(copy(5, FORWARD))
+        bench.copiers[FORWARD].end()
+        await turns()
+        bench.mover.resume(Tier.NVME)  # of another call
+        bench.check()
+        assert bench.finished() == {1: [None], 4: [Cause.IO_ERROR]}
+        assert bench.copiers[FORWARD].numbers() == [1]
+        bench.mover.admit(Tier.NVME)
+        bench.copiers[FORWARD].end()
+        await turns()
+        assert (bench.finished()[2], bench.copiers[FORWARD].numbers()) == ([None], [1, 2, 5])
+        bench.mover.start(copy(6, FORWARD))
+        bench.mover.refuse(Tier.NVME)
+        assert bench.finished()[6] == [Cause.TIER_OFFLINE], "what it holds cannot be read either"
+        for edge in (SPILL, FORWARD):
+            bench.copiers[edge].end()
+        await turns()
+        bench.check()
+        assert not bench.mover.is_busy
 
     run(main())
 
