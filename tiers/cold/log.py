@@ -32,6 +32,11 @@ class SegmentState(Enum):
     SEALED = "sealed"
     RECLAIMING = "reclaiming"
     GONE = "gone"
+    UNREADABLE = "unreadable"  # at the start; used for nothing until the next
+
+
+#: Of segments from which nothing can leave.
+NOT_TO_EMPTY = (SegmentState.FREE, SegmentState.GONE, SegmentState.UNREADABLE)
 
 
 @dataclass(slots=True)
@@ -200,13 +205,13 @@ class SegmentLog:
     @property
     def num_leaving_in_use(self) -> int:
         """Number of segments that have still to be emptied before they leave."""
-        empty = (SegmentState.FREE, SegmentState.GONE)
-        return sum(s.state not in empty for s in self.segments[self.num_segments :])
+        return sum(s.state not in NOT_TO_EMPTY for s in self.segments[self.num_segments :])
 
     @property
     def is_shrinking(self) -> bool:
-        """Whether some segment has still to leave."""
-        return any(s.state is not SegmentState.GONE for s in self.segments[self.num_segments :])
+        """Whether some segment has still to leave, and can."""
+        left = (SegmentState.GONE, SegmentState.UNREADABLE)
+        return any(s.state not in left for s in self.segments[self.num_segments :])
 
     def adopt(self, number: int, next_page: int, num_live: int, live_bytes: int) -> None:
         """Take over a segment found sealed at start, in order of sealing, with its live records.
@@ -226,7 +231,7 @@ class SegmentLog:
     def keep_out(self, number: int) -> None:
         """Use a segment that could not be read at start for nothing."""
         self._free.remove(number)
-        self.segments[number] = Segment(SegmentState.RECLAIMING)
+        self.segments[number] = Segment(SegmentState.UNREADABLE)
 
     def sealed_segments(self) -> list[int]:
         """Return the segments that may be reclaimed, oldest first.

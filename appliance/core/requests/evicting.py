@@ -26,7 +26,7 @@ from itertools import chain
 import numpy as np
 
 from ....tiers.block import NO_PLACE, Tier
-from ....tiers.cold.log import Segment, SegmentLog, SegmentState
+from ....tiers.cold.log import NOT_TO_EMPTY, Segment, SegmentLog, SegmentState
 from ..capacity.pressure import Pressure
 from ..capacity.reclaim import Reclaim
 from ..catalog.catalog import NO_ROW
@@ -39,7 +39,6 @@ from ..events import EvictRequested
 from ..results import EvictResult
 from .request_registry import RequestRegistry
 
-EMPTY = (SegmentState.FREE, SegmentState.GONE)
 #: A request is refused when no segment became free for so long: one is read, or its blocks find no room.
 PATIENCE_S = 15.0
 #: Blocks decided in one step: a few milliseconds.
@@ -238,7 +237,7 @@ class Evicting:
         if not job.num_bytes or found_bytes < job.num_bytes:  # also what is being written, and emptied
             log.close_open_segment(forward=False)
             self._residency.seal_full_segments(log)
-            chosen = [number for number, one in enumerate(log.segments) if one.state not in EMPTY]
+            chosen = [number for number, one in enumerate(log.segments) if one.state not in NOT_TO_EMPTY]
             job.last_segment = log.open_segment(forward=True)
         job.segments = {number: log.segments[number] for number in chosen}
         job.handles = chain.from_iterable(map(self._handles_in, self._still_chosen(job)))

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvtier.appliance.core import events as ev
@@ -11,6 +12,8 @@ from kvtier.appliance.core.requests import evicting
 from kvtier.appliance.core.requests.evicting import PATIENCE_S
 from kvtier.tiers.block import Tier, Urgency
 from kvtier.tiers.cold.log import SegmentLog, SegmentState
+from kvtier.tiers.cold.recovery import RECORD, RecoveredStore
+from tests.records import columns
 
 from ..rig import CLIENT, SLOT_BYTES, Rig, hashes
 
@@ -49,6 +52,28 @@ def test_the_cold_store_is_emptied_and_its_segments_are_free() -> None:
     assert answer.num_bytes == 6 * 2 * (16 << 10)
     assert rig.planner.catalog.num_blocks == 0
     assert states(rig) == {SegmentState.FREE}  # what is in one is found again by a restart
+
+
+@pytest.mark.parametrize("num_segments", [8, 5])
+def test_a_segment_that_could_not_be_read_at_the_start_keeps_nothing_waiting(num_segments: int) -> None:
+    """It counted as being emptied: an eviction was refused after a while, a shrink below it never ended."""
+    rig = Rig(dram_blocks=16, nvme_blocks=2, num_segments=8)
+    found = RecoveredStore([], columns(np.array([], RECORD)), [], unreadable=[5])
+    rig.planner.adopt(found, 0.0)
+    rig.cool_new("a", 6)
+    log = rig.planner.rooms[Tier.NVME]
+    assert isinstance(log, SegmentLog)
+    if num_segments < 8:
+        options, choice = rig.planner.core.options, rig.planner.core.choice
+        rig.do(ev.PolicyChanged(options, choice, {Tier.NVME: num_segments}))
+        for _ in range(4):
+            rig.tick(1.0)
+            rig.settle()
+        assert not rig.planner.resizing.is_active
+    answer = evict(rig, Tier.NVME)
+    assert (answer.num_blocks, answer.num_kept) == (6, {})
+    kept = {SegmentState.GONE} if num_segments < 8 else set()
+    assert states(rig) == {SegmentState.FREE, SegmentState.UNREADABLE} | kept
 
 
 def test_what_memory_has_stays_readable_and_is_written_again_when_its_room_is_wanted() -> None:
