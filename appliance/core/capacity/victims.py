@@ -64,7 +64,7 @@ class Victims:
         """Return the next candidate of `domain` (None: of any) in `tier`, None when there is none.
         Like a policy's answer it may be out of date; the caller checks."""
         policy, now = self._core.policies.evictions[tier], self._core.now
-        if not self._is_divided():
+        if not self._is_divided() and not self._aside:
             return policy.choose(now)
         if domain is None:
             crowding = self._crowding(tier) if self._core.catalog.retained else None

@@ -13,7 +13,14 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.instructions import BlockChange, Copy, FreeSegment, Notify, Reply
 from kvtier.appliance.core.options import PlannerOptions, TenantQuota
 from kvtier.appliance.core.planner import Planner
-from kvtier.appliance.core.results import AcquireResult, PinResult, PutOutcome, PutResult, Refusal
+from kvtier.appliance.core.results import (
+    AcquireResult,
+    EvictResult,
+    PinResult,
+    PutOutcome,
+    PutResult,
+    Refusal,
+)
 from kvtier.appliance.security.callers import RateLimit
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import CopyOutcome, Room
@@ -324,6 +331,22 @@ def test_who_was_set_aside_and_used_since_is_judged_anew() -> None:
     assert shared.put(BOLT, 3, 2) == STORED * 2
     found = [shared.planner.lookup(shared.namespace[BOLT], names(BOLT, name, 2)) for name in (1, 2, 3)]
     assert [getattr(one, "num_blocks", None) for one in found] == [2, 0, 2], "what was used stays"
+
+
+def test_who_was_set_aside_leaves_when_the_other_domain_is_forgotten() -> None:
+    """Its policy does not name what waits aside again, and with one domain only the policy was asked."""
+    shared = Shared({"tenant:acme": memory(2)}, limits={"max_namespaces": 2})
+    for name in (1, 2, 3, 4):
+        assert shared.put(BOLT, name, 2) == STORED * 2
+    for name in (1, 2, 3):  # the third makes room among acme's own; all of bolt's are named before
+        assert shared.put(ACME, name, 2) == STORED * 2
+    shared.ask(lambda call: ev.EvictRequested(call, Tier.DRAM, 0, shared.namespace[ACME]))
+    other = NamespaceIdentity(b"o" * 16, GEOMETRY, domain=DOMAINS[BOLT])
+    shared.ask(lambda call: ev.NamespaceRegistered(call, other))
+    assert shared.namespace[ACME] not in shared.planner.catalog.namespaces
+    answer = shared.ask(lambda call: ev.EvictRequested(call, Tier.DRAM, 0))
+    assert isinstance(answer, EvictResult)
+    assert (answer.num_blocks, answer.num_kept) == (8, {})
 
 
 def test_at_its_quota_of_nvme_the_ends_of_the_oldest_chains_go() -> None:
