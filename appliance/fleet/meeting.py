@@ -167,11 +167,11 @@ def own_address(listen: str, nodes: Sequence[tuple[str, int]]) -> str:
     *others, (name, number) = nodes
     try:
         family, kind, _, _, target = socket.getaddrinfo(name, number, type=socket.SOCK_DGRAM)[0]
-    except OSError:  # a node that is away may have no name
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # sends nothing
+            found = probe.getsockname()[0]
+    except OSError:  # a node that is away may have no name, and another one no route
         if others:
             return own_address(listen, others)
         raise
-    with socket.socket(family, kind) as probe:
-        probe.connect(target)  # sends nothing
-        found = probe.getsockname()[0]
     return join_port(found, port)

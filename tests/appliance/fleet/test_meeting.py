@@ -116,9 +116,10 @@ def test_who_is_known_stays_when_the_directory_is_lost_or_flushed() -> None:
         ("[::]:7070", "127.0.0.1:7070"),
     ],
 )
-def test_the_own_address_is_the_one_that_others_reach(listen: str, found: str) -> None:
-    """Before: a host entered itself nowhere while the first node of the directory had no name."""
-    away, there = ("no-such-host.invalid", 2379), ("127.0.0.1", 6379)
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "255.255.255.255"])
+def test_the_own_address_is_the_one_that_others_reach(listen: str, found: str, name: str) -> None:
+    """Before: a host entered itself nowhere while the first node of the directory had no name or route."""
+    away, there = (name, 2379), ("127.0.0.1", 6379)
     assert own_address(listen, [away, there]) == own_address(listen, [there, away]) == found
 
 
