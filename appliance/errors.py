@@ -137,7 +137,10 @@ REASONS: dict[str, ErrorReason] = {
         _INVALID, CallerError, "more blocks in one call than GetServerInfo allows", "split the call"
     ),
     "TOO_LARGE": ErrorReason(
-        _INVALID, CallerError, "a put exceeds what one may carry, or a request 512 KiB", "split it"
+        _INVALID,
+        CallerError,
+        "a put exceeds what one may carry, or a request 512 KiB, bulk data apart",
+        "split it",
     ),
     "LEASE_TTL_TOO_LARGE": ErrorReason(_RANGE, CallerError, "a TTL above the limit", "ask for less"),
     "UNKNOWN_NAMESPACE": ErrorReason(

@@ -2,9 +2,8 @@
 
 Handlers (cache_service.py, intent_service.py, streams.py; ../admin) know nothing of gRPC; they are
 bound to the service descriptors here, and the caller's identity (listeners.py) is checked against the right
-that the call needs (rights.py).
-A method of the .proto without a handler fails at start, not at the first call. Generated servicer
-classes were rejected: thirty methods of the same two lines.
+that the call needs (rights.py). A method of the .proto without a handler fails at start, not at the first
+call. Generated servicer classes were rejected: thirty methods of the same two lines.
 """
 
 import asyncio
@@ -71,8 +70,7 @@ OPTIONS: Final = {
     "grpc.max_concurrent_streams": MAX_CALLS_OF_CONNECTION,
     # Of a listener; more are closed. The Unix socket's proxy refuses earlier, and by user.
     "grpc.max_allowed_incoming_connections": MAX_CONNECTIONS + 1,  # and the probe's
-    # Calls that gRPC keeps in its queue. It ends further ones without a reason (CANCELLED), above the first
-    # limit some of them.
+    # Calls in gRPC's queue. It ends some beyond the first limit, all beyond the other, with a bare CANCELLED.
     "grpc.server.max_pending_requests": 4096,
     "grpc.server.max_pending_requests_hard_limit": 4096,
     # A host that lost its power says no goodbye: without these its streams, and what they hold, would stay.
@@ -339,7 +337,10 @@ class GrpcServer:
         async def unary(requests: Any, context: Context) -> Any:
             try:
                 with self._admitted(context, right) as caller:
-                    request = requests if method.client_streaming else takes(await _message(context))
+                    if method.client_streaming:
+                        request = (takes(part) async for part in requests)
+                    else:
+                        request = takes(await _message(context))
                     answer = handler(caller, request)
                     return await answer if inspect.isawaitable(answer) else answer
             except Exception as problem:
@@ -374,8 +375,7 @@ class GrpcServer:
             streamed = self._call_latencies.timed_stream(method.name, stream)
             return grpc.stream_stream_rpc_method_handler(streamed, None, gives)
         timed = self._call_latencies.timed(method.name, unary)
-        parse = takes if method.client_streaming else None
-        return grpc.stream_unary_rpc_method_handler(timed, parse, gives)
+        return grpc.stream_unary_rpc_method_handler(timed, None, gives)
 
     @contextlib.contextmanager
     def _admitted(self, context: Context, right: Right, kind: str = "") -> Iterator[Caller]:
@@ -419,9 +419,9 @@ def snake_case(name: str) -> str:
 
 def _codecs(method: MethodDescriptor) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
     """Return what decodes the requests of a method, and what encodes its answers."""
-    takes = message_factory.GetMessageClass(method.input_type).FromString
+    parse = message_factory.GetMessageClass(method.input_type).FromString
     gives = message_factory.GetMessageClass(method.output_type).SerializeToString
-    return takes, gives
+    return lambda request: parse(checks.encoded(method.name, request)), gives
 
 
 async def _message(context: Context) -> bytes:
@@ -433,7 +433,7 @@ async def _message(context: Context) -> bytes:
         raise error("BAD_REQUEST", f"no request within {IDLE_S:g} s; send it with the call") from None
     if not isinstance(message, bytes):
         raise error("BAD_REQUEST", "the call ended without a request; send one")
-    return checks.encoded(message)
+    return message
 
 
 def _known(problem: Exception, method: MethodDescriptor) -> ApplianceError:

@@ -34,7 +34,7 @@ from ..security.rights import limited_calls
 from ..tasks import Tasks
 from ..transfer.lanes import Route
 from .cache_service import CacheService
-from .local_connection import LocalConnection, peer_of
+from .local_connection import NAMES, LocalConnection, peer_of
 from .local_turns import Turns
 from .open_domains import OpenDomains
 from .ports import PagesPort
@@ -179,7 +179,7 @@ class LocalServer:
             connection.close("attached twice" if frame.method is Method.ATTACH else "call before attach")
             return
         try:
-            checks.encoded(frame.payload)
+            checks.encoded(NAMES[frame.method], frame.payload)
             if frame.method in LIMITED_CALLS:
                 self._rates.charge(connection.caller, self._service.appliance.clock())
             if frame.method is Method.ATTACH:

@@ -14,7 +14,8 @@ from kvtier.appliance import errors
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.host import daemon
-from kvtier.v1 import admin_pb2, types_pb2
+from kvtier.appliance.security import request_checks as checks
+from kvtier.v1 import admin_pb2, direct_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from kvtier.v1.errors import DETAIL_KEY
@@ -99,6 +100,14 @@ def acquire(raw: RawClient, **fields: Any) -> Attempt:
     return lambda: raw.call(Method.ACQUIRE, request, pb.AcquireResponse)
 
 
+def get_pages(raw: RawClient, num_pages: int, num_hints: int = 0) -> Attempt:
+    acquire = pb.AcquireRequest(namespace_id=1, retention=[types_pb2.Retention()] * num_hints)
+    request = direct_pb2.GetPagesRequest(
+        registration_id=1 << 63, acquire=acquire, page_ids=bytes(4 * num_pages)
+    )
+    return lambda: raw.call(Method.GET_PAGES, request, direct_pb2.GetPagesResponse)
+
+
 def pin(raw: RawClient, floor: int, hashes: list[bytes], namespace_id: int = 1) -> Attempt:
     request = pb.PinRequest(
         namespace_id=namespace_id,
@@ -154,6 +163,11 @@ LOCAL_REFUSALS: dict[str, tuple[str, Callable[[RawClient], Attempt]]] = {
         lambda raw: (
             lambda: raw.call(Method.RELEASE, pb.ReleaseRequest(lease_ids=[1] * 600_000), pb.ReleaseResponse)
         ),
+    ),
+    "the longest chain with 32 pages a block": ("NO_DEVICE", lambda raw: get_pages(raw, num_pages=4096 * 32)),
+    "hints before many page ids": (
+        "TOO_LARGE",
+        lambda raw: get_pages(raw, num_pages=4096 * 32, num_hints=300_000),
     ),
     "fewer spans than blocks": ("BAD_SPAN", lambda raw: commit(raw, (0, 16384), blocks=2)),
     "nothing to commit": (
@@ -290,6 +304,20 @@ async def put_too_long(stub: "KVCacheServiceAsyncStub") -> object:
     return await stub.Put(put_parts(await opened(stub), 1, bytes(16384), b"x"))
 
 
+async def put_with_endless_header(stub: "KVCacheServiceAsyncStub", *before: pb.PutRequest) -> object:
+    async def parts() -> AsyncIterator[pb.PutRequest]:
+        for part in before:
+            yield part
+        yield pb.PutRequest(header=pb.ReserveRequest(retention=[types_pb2.Retention()] * 300_000))
+
+    return await stub.Put(parts())
+
+
+async def put_with_endless_second_header(stub: "KVCacheServiceAsyncStub") -> object:
+    before = [part async for part in put_parts(await opened(stub), 1)]
+    return await put_with_endless_header(stub, *before)
+
+
 async def put_without_header(stub: "KVCacheServiceAsyncStub") -> object:
     async def parts() -> AsyncIterator[pb.PutRequest]:
         yield pb.PutRequest(chunk=b"x")
@@ -337,6 +365,8 @@ GRPC_REFUSALS = [
     ("BAD_REQUEST", get_with_endless_codecs),
     ("BAD_REQUEST", put_too_short),
     ("BAD_REQUEST", put_too_long),
+    ("TOO_LARGE", put_with_endless_header),
+    ("TOO_LARGE", put_with_endless_second_header),
     ("BAD_REQUEST", put_without_header),
     ("TOO_MANY_IN_FLIGHT", puts_beyond_the_buffers),
     ("TOO_MANY_CLIENTS", too_many_clients),
@@ -374,8 +404,34 @@ async def evict_from_nowhere(stub: "AdminServiceAsyncStub") -> object:
     return await stub.Evict(admin_pb2.EvictRequest(tier=types_pb2.TIER_HBM))
 
 
+def test_what_stands_around_bulk_data_hides_nothing() -> None:
+    put = pb.PutRequest(header=pb.ReserveRequest(prefix_hashes=bytes(1 << 20))).SerializeToString()
+    chunk = pb.PutRequest(chunk=bytes(1 << 20)).SerializeToString()
+    assert checks.encoded("Put", chunk) == chunk
+    begun = b"\x12\x80\x80\x80\x02\0\0\0"  # of a chunk of 4 MiB
+    hidden = [
+        b"\x12\0" + put,
+        b"\x09" + begun + put,
+        b"\x73" + begun + b"\x74" + put,
+        put + b"\x12\xff\xff\xff\x7f",
+    ]
+    for message in (*hidden, b"\x12\0" * 9 + chunk, b"\xff" * (1 << 20)):
+        with pytest.raises(errors.CallerError, match="without bulk data"):
+            checks.encoded("Put", message)
+
+
+async def policy_of_a_million_bytes(stub: "AdminServiceAsyncStub") -> object:
+    text = "no_such_setting: 1\n".ljust(1_000_000, "#")
+    return await stub.ApplyPolicy(admin_pb2.ApplyPolicyRequest(yaml=text, dry_run=True))
+
+
 @pytest.mark.parametrize(
-    ("reason", "main"), [("NOTHING_THERE", nothing_there), ("BAD_TIER", evict_from_nowhere)]
+    ("reason", "main"),
+    [
+        ("NOTHING_THERE", nothing_there),
+        ("BAD_TIER", evict_from_nowhere),
+        ("BAD_POLICY", policy_of_a_million_bytes),
+    ],
 )
 def test_admin_refuses(
     world: World, reason: str, main: Callable[["AdminServiceAsyncStub"], Coroutine[Any, Any, object]]
