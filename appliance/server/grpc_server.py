@@ -45,7 +45,7 @@ from .streams import IDLE_S
 
 log = logging.getLogger(__name__)
 
-#: Calls in progress, streams of answers included. A caller may have as many as it leaves free: alone a half.
+#: Calls in progress, streams included. A caller may have as many of a kind as are left free: alone a half.
 MAX_CALLS = 512
 #: Streams of health and reflection, which no admission bounds; a caller may have a half.
 MAX_OPEN_STREAMS = 64

@@ -208,3 +208,17 @@ def test_callers_of_one_isolation_domain_have_one_share(
             begin(world, other)
         problem: Any = refused.value
         assert problem.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_what_gives_back_has_a_share_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A domain that reads as much as it may can still end its leases, and put what its reads wait for."""
+    monkeypatch.setattr(grpc_server, "MAX_CALLS", 8)
+    with ExitStack() as stack:
+        world = Certified(tmp_path, stack)
+        for _ in range(4):
+            world.watch(0)
+        stub = KVCacheServiceStub(world.channels[0])
+        opened = stub.OpenClient(pb.OpenClientRequest(name="test"), timeout=60)
+        stub.Release(pb.ReleaseRequest(client_id=opened.client_id, lease_ids=[1]), timeout=60)
+        with pytest.raises(grpc.RpcError, match="streams: too many calls in progress"):
+            world.watch(0)
