@@ -39,7 +39,7 @@ NAMES = {method: "".join(map(str.capitalize, method.name.split("_"))) for method
 
 RECEIVE_BYTES = 64 << 10  # malloc may map and unmap larger ones each time: 12 us in a new process, not 1
 MAX_UNSENT_BYTES = 2 * MAX_PAYLOAD_BYTES
-LOOK_S, MAX_LOOK_S = 0.01, 1.0  # until it is looked whether the peer has read them, twice as long each time
+LOOK_S, MAX_LOOK_S = 0.001, 1.0  # until it is looked whether the peer has read them, twice as long each time
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _SO_PEERPIDFD = 77  # Linux 6.5; the socket module has no name for it
 

@@ -154,6 +154,27 @@ def test_descriptors_that_are_not_received_are_bounded(served: DaemonThread) -> 
         assert len(mute.descriptors) == 2 + num_calls
 
 
+def test_a_client_that_receives_descriptors_is_soon_read_from_again(
+    served: DaemonThread, raw: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gets that begin together map extents with many calls. Before: 10 ms for each 64 descriptors."""
+    delays: list[float] = []
+    loop = served.call(asyncio.get_running_loop)
+    call_later = loop.call_later
+
+    def recorded(delay: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        if getattr(callback, "__func__", None) is LocalConnection._look_received:
+            delays.append(delay)
+        return call_later(delay, callback, *args)
+
+    monkeypatch.setattr(loop, "call_later", recorded)
+    request = local_pb2.MapExtentsRequest(extents=[RESIDENCE_EXTENT])
+    numbers = [raw.send(Method.MAP_EXTENTS, request) for _ in range(2 * MAX_DESCRIPTORS)]
+    until(lambda: bool(delays))  # that many are not sent without a look
+    assert [raw.receive().call for _ in numbers] == numbers
+    assert delays[0] <= 0.001
+
+
 def _num_unread_bytes(client: RawClient) -> int:
     return int.from_bytes(fcntl.ioctl(client.socket, termios.FIONREAD, bytes(4)), "little")
 
