@@ -110,6 +110,7 @@ class GetServerInfoResponse(_message.Message):
     """Path of the local channel's Unix socket; empty where there is none."""
     max_blocks_per_request: _builtins.int
     max_message_bytes: _builtins.int
+    """Of a message. What is not payload of a put, page ids or the text of a policy may have 512 KiB of it."""
     max_lease_ttl_ms: _builtins.int
     draining: _builtins.bool
     @_builtins.property
