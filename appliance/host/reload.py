@@ -77,7 +77,7 @@ class Reload:
         self._prefault = prefault
         self._prefaulting: Tasks[None] = Tasks()
         self._turn = asyncio.Lock()
-        self._reading: asyncio.Future[Any] | None = None  # what holds the turn, if that is a file
+        self._readings: set[asyncio.Future[Any]] = set()  # of files, which may hang
         self._is_closed = False
         self._file_text = loaded.text  # as read last
         self._accepted = loaded.settings  # of the last policy that was not refused
@@ -115,8 +115,10 @@ class Reload:
         that is refused revokes.
         """
         async with self._turn:
+            loaded = None
             try:
-                return await self._apply(text, name, is_dry_run, generation)
+                loaded = await self._load(text, name, is_dry_run, generation)
+                return await self._apply(loaded, text is None, is_dry_run)
             except ApplianceError as problem:
                 if not is_dry_run:
                     self.status.num_refused += 1
@@ -124,13 +126,20 @@ class Reload:
                         if not self.status.last_error:
                             self.status.refused_at = self._appliance.clock()
                         self.status.last_error = problem.message
-                raise
+                if loaded is None or problem.reason != "NEEDS_RESTART" or (text is None and not is_dry_run):
+                    raise
+                refused = problem
+        # The disk or the store may hang, and no revocation may wait for the turn meanwhile.
+        wanted, held = loaded.settings, self.held_bytes()
+        wrong = await self._read(lambda: objections(wanted, *held))
+        more = f"; a daemon would not start with them: {sentence(wrong)}" if wrong else ""
+        raise error(refused.reason, f"{refused.message}{more}") from refused
 
     async def close(self) -> None:
         """Wait for memory that is being made, and for a policy that comes into force; not for files."""
         self._is_closed = True
-        if self._reading is not None:
-            self._reading.cancel()
+        for reading in self._readings:
+            reading.cancel()
         async with self._turn:
             await self._prefaulting.settle()
 
@@ -149,13 +158,15 @@ class Reload:
         """Return what `function` reads of the administrator's files. `close` cancels it, as they may hang."""
         if self._is_closed:
             raise asyncio.CancelledError
-        self._reading = reading = asyncio.ensure_future(detached(function))
+        reading = asyncio.ensure_future(detached(function))
+        self._readings.add(reading)
         try:
             return await reading
         finally:
-            self._reading = None
+            self._readings.discard(reading)
 
-    async def _apply(self, text: str | None, name: str, is_dry_run: bool, generation: int) -> AppliedPolicy:
+    async def _load(self, text: str | None, name: str, is_dry_run: bool, generation: int) -> Loaded:
+        """Return the policy in `text`, or the file's. Raises ApplianceError."""
         status = self.status
         if generation not in (0, status.generation):
             message = (
@@ -172,19 +183,22 @@ class Reload:
             if await self._read(lambda: self._names_new_code(text, name)):
                 what = "policy.allowed_modules (which code may run is decided at the start)"
                 raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {what}")
-            loaded = await self._read(lambda: self.origin.load(text, name))
+            return await self._read(lambda: self.origin.load(text, name))
         except SettingsError as problem:
             raise error("BAD_POLICY", str(problem)) from problem
+
+    async def _apply(self, loaded: Loaded, is_file: bool, is_dry_run: bool) -> AppliedPolicy:
+        """Bring a policy into force, or what the file revokes. Raises ApplianceError."""
         try:
             found = await self._bring(loaded, is_dry_run)
         except ApplianceError as problem:
-            if text is not None or is_dry_run or not self._revoke(loaded.settings):
+            if not is_file or is_dry_run or not self._revoke(loaded.settings):
                 raise
             said = "but members that it does not name for the same tenant, and readers, are refused now"
             raise error(problem.reason, f"{problem.message}; {said}") from problem
-        if text is None and not is_dry_run:
-            status.last_error = ""
-        return AppliedPolicy(status.generation, found)
+        if is_file and not is_dry_run:
+            self.status.last_error = ""
+        return AppliedPolicy(self.status.generation, found)
 
     async def _bring(self, loaded: Loaded, is_dry_run: bool) -> list[Change]:
         """Bring a policy into force; return what changes. Raises ApplianceError."""
@@ -192,10 +206,7 @@ class Reload:
         found = changes(self.loaded.settings, wanted)
         if stuck := needing_restart(found):
             words = ", ".join(f"{c.key} ({c.was} -> {c.becomes})" for c in stuck)
-            held = self.held_bytes()
-            wrong = await self._read(lambda: objections(wanted, *held))
-            more = f"; a daemon would not start with them: {sentence(wrong)}" if wrong else ""
-            raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {words}{more}")
+            raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {words}")
         if self.rotation is not None:  # before the planner is asked: things go on meanwhile
             await self.rotation.refresh(await self._read(self.rotation.read), is_dry_run=is_dry_run)
         checks = await self._read(lambda: examine(Facts(wanted), wanted, RELOAD))

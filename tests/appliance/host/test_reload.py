@@ -339,6 +339,33 @@ def test_a_setting_that_needs_a_restart_holds_back_no_revocation(tmp_path: Path)
         assert client.put(namespace, NAMES[1:2], payload).complete
 
 
+def test_a_disk_that_hangs_holds_back_no_revocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run looks at the host, which a file that revokes waited for; so it did for its own look."""
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def hang(_: Path) -> int:
+        began.set()
+        may_go_on.wait(60)
+        return 0
+
+    scene = Scene(tmp_path, tenants={"acme": {"members": [f"uid:{os.getuid()}", "uid:12345"]}})
+    with scene.thread:
+        daemon = scene.thread.daemon
+        monkeypatch.setattr(probes, "write_errno", hang)
+        scene.policy["reflection"] = False
+        dry_run = scene.thread.call(
+            lambda: asyncio.ensure_future(daemon.reload.apply(scene.text(), "sent.yaml", is_dry_run=True))
+        )
+        assert began.wait(60)
+        scene.policy["tenants"]["acme"]["members"] = ["uid:12345"]
+        scene.write()
+        assert scene.thread.wait(asyncio.wait_for(daemon.reload.from_file(), 30)) is None
+        assert daemon.settings.tenants["acme"].members == ["uid:12345"]
+        may_go_on.set()
+        until(dry_run.done)
+        assert "need a restart: reflection" in str(dry_run.exception())
+
+
 def test_a_dry_run_of_the_file_leaves_it_to_be_read(tmp_path: Path) -> None:
     """The watcher took a text that a dry run had read for one that runs."""
     scene = Scene(tmp_path)
