@@ -38,7 +38,7 @@ class StartError(Exception):
 
 
 class MemoryStartError(StartError):
-    """The daemon cannot start for want of memory, which may be held for its tiers in another form."""
+    """The host refused memory to a start. It may be held for the tiers in another form."""
 
 
 class ApplianceError(Exception):

@@ -8,6 +8,7 @@ Threads: copies between memories, reads from the cold store and writes to it eac
 no load waits for a thread that a spill holds.
 """
 
+import errno
 import logging
 import os
 import secrets
@@ -154,7 +155,8 @@ def begin(
 def _assemble(
     settings: Settings, device: Device | None, peers: Sequence[Device], keeper: Keeper | None
 ) -> Assembly:
-    for warning in require(settings, keeper.num_bytes if keeper is not None else 0):
+    held = (keeper.num_bytes, keeper.num_huge_bytes) if keeper is not None else ()
+    for warning in require(settings, *held):
         if warning.setting:  # of the host the doctor tells more
             log.warning("%s", str(warning))
     epoch = secrets.randbits(63) | 1
@@ -184,7 +186,8 @@ def _assemble(
         raise MemoryStartError(str(problem)) from problem
     except (ColdStoreError, OSError) as problem:
         assembly.close()
-        raise StartError(str(problem)) from problem
+        is_memory = isinstance(problem, OSError) and problem.errno == errno.ENOMEM
+        raise (MemoryStartError if is_memory else StartError)(str(problem)) from problem
     except StartError:
         assembly.close()
         raise

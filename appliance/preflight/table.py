@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from ...v1.addresses import socket_path
 from ..config import Settings
-from ..errors import MemoryStartError, StartError
+from ..errors import StartError
 from .checks_files import (
     check_compression_files,
     check_fleet_keys,
@@ -93,7 +93,6 @@ CHECKS = (
 )
 START = (Scope.SETTINGS, Scope.FILES, Scope.HOST)
 RELOAD = (Scope.SETTINGS, Scope.FILES)
-MEMORY = {"memory", "huge pages"}  # checks that memory which is held in another form may fail
 
 
 def examine(facts: Facts, settings: Settings, scopes: Iterable[Scope] = Scope) -> list[Check]:
@@ -112,14 +111,14 @@ def sentence(checks: Sequence[Check]) -> str:
     return "\n".join(map(str, checks))
 
 
-def require(settings: Settings, inherited_bytes: int = 0) -> list[Check]:
+def require(settings: Settings, held_bytes: int = 0, huge_bytes: int = 0) -> list[Check]:
     """Return the warnings about settings and host that a daemon starts with. Raises StartError.
 
-    `inherited_bytes`: host memory that a daemon before it left for its tiers."""
+    A daemon before it left `held_bytes` of host memory for its tiers, `huge_bytes` of it in huge pages."""
+    inherited_bytes = _usable_bytes(settings, held_bytes, huge_bytes)
     checks = examine(Facts(settings, inherited_bytes=inherited_bytes), settings, START)
     if problems := failed(checks):
-        is_memory = MEMORY.issuperset(check.name for check in problems)
-        raise (MemoryStartError if is_memory else StartError)(sentence(problems))
+        raise StartError(sentence(problems))  # to give up memory would help with none: it is counted in
     return [check for check in checks if check.verdict is CheckVerdict.WARN]
 
 
@@ -127,6 +126,14 @@ def objections(settings: Settings, held_bytes: int, huge_bytes: int) -> list[Che
     """Return why no daemon could start with `settings` in place of the one that runs here.
 
     That one holds `held_bytes` of host memory for its tiers, of which `huge_bytes` in huge pages."""
-    inherited = huge_bytes if settings.tiers.dram.hugepages == "on" else held_bytes
-    running = RunningDaemon("", reachable=True)
-    return failed(examine(Facts(settings, running, inherited_bytes=inherited), settings, START))
+    running, inherited_bytes = (
+        RunningDaemon("", reachable=True),
+        _usable_bytes(settings, held_bytes, huge_bytes),
+    )
+    return failed(examine(Facts(settings, running, inherited_bytes=inherited_bytes), settings, START))
+
+
+def _usable_bytes(settings: Settings, held_bytes: int, huge_bytes: int) -> int:
+    """Return how much of the memory that is held has pages of the kind that the settings ask for."""
+    usable = {"on": huge_bytes, "off": held_bytes - huge_bytes, "auto": held_bytes}
+    return usable[settings.tiers.dram.hugepages]

@@ -294,16 +294,25 @@ def test_serve_check_prints_settings_that_read_back(tmp_path: Path) -> None:
     assert run("serve", "--check", "--policy", str(policy)).stdout == first.stdout
 
 
-@pytest.mark.parametrize(("huge", "exit_code"), [("0", 2), (f"{9 << 40}", 0)])
+@pytest.mark.parametrize(
+    ("pages", "huge", "refused"),
+    [
+        ("on", "0", "tiers.dram.hugepages: "),
+        ("on", f"{9 << 40}", ""),
+        ("off", "0", ""),
+        ("off", f"{9 << 40}", "tiers.dram.capacity: "),
+        ("auto", f"{9 << 40}", ""),
+    ],
+)
 def test_a_successor_is_checked_against_what_is_held(
-    huge: str, exit_code: int, monkeypatch: pytest.MonkeyPatch
+    pages: str, huge: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before: `hugepages: on` beside memory of small pages passed, and no daemon could start."""
     monkeypatch.setenv("_KVTIER_HELD_BYTES", f"{9 << 40} {huge}")
-    settings = ("tiers.dram.capacity=1TiB", "tiers.dram.extent=1GiB", "tiers.dram.hugepages=on")
+    settings = ("tiers.dram.capacity=8TiB", "tiers.dram.extent=1GiB", f"tiers.dram.hugepages={pages}")
     result = run("serve", "--check", "--listen", "unix:///tmp/k.sock", *set_words(settings))
-    assert result.exit_code == exit_code, result.stderr
-    assert ("tiers.dram.hugepages: " in result.stderr) == (exit_code == 2)
+    assert (result.exit_code, result.stderr == "") == ((2, False) if refused else (0, True)), result.stderr
+    assert refused in result.stderr
 
 
 def test_a_refused_policy_names_file_and_line(tmp_path: Path) -> None:

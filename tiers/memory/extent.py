@@ -17,7 +17,7 @@ from ..base import Buffer
 from ..block import Tier
 from . import memfd
 from .headers import SlotHeaders
-from .keeper import Keeper
+from .keeper import Keeper, is_huge
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class SlotExtent:
         inherited = keeper.take(name) if keeper is not None else None
         if inherited is not None:
             self.descriptor, self._mapping = inherited
-            self._huge = _is_huge(self.descriptor)
+            self._huge = is_huge(self.descriptor)
             # Its maker may have been killed between handing it over and sealing it.
             memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
         else:
@@ -132,17 +132,13 @@ def name_of_tier(tier: Tier, extent_bytes: int, numa_nodes: Sequence[int]) -> st
     return f"kvtier-{LAYOUT}-{extent_bytes}-{tier.label}{nodes}"
 
 
-def inherited_numbers(keeper: Keeper, name: str, is_huge: bool | None) -> list[int]:
+def inherited_numbers(keeper: Keeper, name: str, huge: bool | None) -> list[int]:
     """Return the numbers of the extents that were inherited for the tier of this name.
-    Those with pages of another kind than `is_huge` says, where it does, are given back."""
+    Those with pages of another kind than `huge` says, where it does, are given back."""
     names = [one for one in keeper.inherited if one.rpartition("-")[0] == name]
-    others = [one for one in names if is_huge not in (None, _is_huge(keeper.inherited[one][0]))]
+    others = [one for one in names if huge not in (None, is_huge(keeper.inherited[one][0]))]
     keeper.give_back(others)
     return [int(one.rpartition("-")[2]) for one in names if one not in others]
-
-
-def _is_huge(descriptor: int) -> bool:
-    return os.fstat(descriptor).st_blksize == HUGE_PAGE_BYTES
 
 
 def _map(

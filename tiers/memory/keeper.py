@@ -12,6 +12,8 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from ...v1.shm import HUGE_PAGE_BYTES
+
 log = logging.getLogger(__name__)
 
 Kept = dict[str, tuple[int, mmap.mmap]]  # by name: memfd, its writable mapping
@@ -33,6 +35,11 @@ class Keeper:
     def num_bytes(self) -> int:
         """Return the memory that was inherited and is not taken yet."""
         return sum(len(mapping) for _, mapping in self.inherited.values())
+
+    @property
+    def num_huge_bytes(self) -> int:
+        """Return how much of that is in huge pages."""
+        return sum(len(mapping) for descriptor, mapping in self.inherited.values() if is_huge(descriptor))
 
     def take(self, name: str) -> tuple[int, mmap.mmap] | None:
         """Return memfd and writable mapping that were inherited as `name`, for the caller to close."""
@@ -74,3 +81,8 @@ class Keeper:
             log.warning(
                 "memory will not outlive this process (%s): %s", message, answer.decode(errors="replace")
             )
+
+
+def is_huge(descriptor: int) -> bool:
+    """Return whether a memfd is made of huge pages."""
+    return os.fstat(descriptor).st_blksize == HUGE_PAGE_BYTES
