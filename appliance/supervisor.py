@@ -99,6 +99,8 @@ class Supervisor:
                 num_soon_failures = num_soon_failures % MAX_EARLY_DEATHS + 1 if is_soon else 0
                 if num_early_deaths == MAX_EARLY_DEATHS - 1 or num_soon_failures == MAX_EARLY_DEATHS:
                     self._give_up_memory()
+                    if is_to_pause:  # tried on and on: of those that follow, none ends the supervisor
+                        num_early_deaths = 0
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             if is_to_pause:
                 kept = "what memory holds is kept; " if self.kept else ""
@@ -192,6 +194,8 @@ class Supervisor:
 
     def _give_up_memory(self) -> None:
         """Forget all memory: it may be the reason why no daemon gets to serve, or goes on."""
+        if not self.kept:
+            return
         num_bytes = sum(len(mapping) for _, mapping in self.kept.values())
         _report(f"gives up what memory holds, {num_bytes >> 20} MiB")
         for name in list(self.kept):

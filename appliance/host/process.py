@@ -72,7 +72,8 @@ async def serve(source: Settings | Loaded, keeper: Keeper | None = None) -> int:
     try:
         daemon = await signals.starting
     except StartError as problem:
-        print(f"Error: {problem}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # no reader
+            print(f"Error: {problem}", file=sys.stderr)
         is_memory = isinstance(problem, MemoryStartError)
         return EXIT_REFUSED if has_inherited and not is_memory else EXIT_CANNOT_START
     except asyncio.CancelledError:

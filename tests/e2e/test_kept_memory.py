@@ -368,7 +368,12 @@ sys.exit(one.run())
 
 @pytest.mark.parametrize(
     ("codes", "num_serving", "num_kept"),
-    [([75, 78, 2, 78, 78, 0], 1, 0), ([70, 70, 1, 70, 70, 0], 6, 1), ([70, 70, 70, 0], 4, 0)],
+    [
+        ([75, 78, 2, 78, 78, 0], 1, 0),
+        ([75, 78, 78, 78, 78, -9, 0], 1, 0),
+        ([70, 70, 1, 70, 70, 0], 6, 1),
+        ([70, 70, 70, 0], 4, 0),
+    ],
 )
 def test_memory_is_given_up_when_no_daemon_can_go_on_with_it(
     tmp_path: Path, codes: list[int], num_serving: int, num_kept: int
@@ -390,6 +395,8 @@ def daemon(channel, parent):
         channel.recv(8)
     if not codes[at]:
         print(len(one.kept))
+    if codes[at] < 0:
+        os.kill(os.getpid(), -codes[at])
     return codes[at]
 
 supervisor.REFUSED_RETRY_S = 0.01

@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import io
 import mmap
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,22 @@ def test_a_capacity_that_does_not_fit_costs_no_memory(
     monkeypatch.setattr(probes, "available_bytes", lambda: 64 * MIB)
     assert start(keeper, tmp_path, capacity="256MiB", hugepages="off") == EXIT_REFUSED
     assert "tiers.dram.capacity: the memory tiers take" in capsys.readouterr().err
+
+
+class BrokenPipe(io.StringIO):
+    """A stream without a reader."""
+
+    def write(self, _: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_refusal_that_has_no_reader_costs_no_memory(
+    keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: the status was 1, of which the third in a row ends the supervisor."""
+    monkeypatch.setattr(probes, "available_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(sys, "stderr", BrokenPipe())
+    assert start(keeper, tmp_path, capacity="256MiB", hugepages="off") == EXIT_REFUSED
 
 
 @pytest.mark.parametrize("keeper", [os.MFD_HUGETLB | os.MFD_HUGE_2MB], indirect=True)
