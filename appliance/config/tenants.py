@@ -112,8 +112,8 @@ class Access(Section):
     Set it for callers without client certificates."""
     admin: list[Identity] = []
     """Identities of administrators, written as `members` of a tenant: callers of AdminService and
-    EventsService, beside the daemon's own user. Set it to admit operators over TCP, or to keep root out.
-    Empty: root, too, on the Unix socket."""
+    EventsService, beside the daemon's own user. Set it to admit operators over TCP, or to keep root out,
+    which needs a daemon of another user. Empty: root, too, on the Unix socket."""
 
 
 class QuotaSettings(Section):
