@@ -430,13 +430,13 @@ def test_memory_of_other_pages_or_nodes_is_given_back(
 ) -> None:
     """Before: it was taken over unbound, and the new nodes were reported; `on` refused to start."""
     settings, holder = left
-    has_huge_pages = extent._is_huge
+    has_huge_pages = extent.is_huge
     kept = {os.fstat(descriptor).st_ino for descriptor, _ in holder.kept.values()}
 
     def is_huge(descriptor: int) -> bool:
         return os.fstat(descriptor).st_ino in kept or has_huge_pages(descriptor)
 
-    monkeypatch.setattr(extent, "_is_huge", is_huge)
+    monkeypatch.setattr(extent, "is_huge", is_huge)
     monkeypatch.setattr(memfd, "bind", lambda mapping, nodes: None)
     sized = settings_in(tmp_path, tiers=extents(NUM_EXTENTS, **more))
     with (
