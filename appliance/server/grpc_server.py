@@ -337,10 +337,7 @@ class GrpcServer:
         async def unary(requests: Any, context: Context) -> Any:
             try:
                 with self._admitted(context, right) as caller:
-                    if method.client_streaming:
-                        request = (takes(part) async for part in requests)
-                    else:
-                        request = takes(await _message(context))
+                    request = requests if method.client_streaming else takes(await _message(context))
                     answer = handler(caller, request)
                     return await answer if inspect.isawaitable(answer) else answer
             except Exception as problem:

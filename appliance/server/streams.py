@@ -118,6 +118,11 @@ class _ReceivedPut(NamedTuple):
     reservation: Callable[[int], events.ReserveRequested]
 
 
+def _decoded(request: bytes) -> pb.PutRequest:
+    """Return a message of a put. Raises CallerError where its header is too large."""
+    return pb.PutRequest.FromString(checks.encoded("Put", request))
+
+
 class ByteStreams:
     """The two calls of KVCacheService that carry bytes."""
 
@@ -127,7 +132,7 @@ class ByteStreams:
 
     # ------------------------------------------------------------------------------------- put
 
-    async def put(self, caller: Caller, requests: AsyncIterator[pb.PutRequest]) -> pb.PutResponse:
+    async def put(self, caller: Caller, requests: AsyncIterator[bytes]) -> pb.PutResponse:
         """Gather the payload of the blocks named in the header, then store them.
 
         Raises BusyError where the tenant has too many puts in progress or no space is left, UnknownError
@@ -149,11 +154,11 @@ class ByteStreams:
             self._buffers.calls.give(tenant, 1)
 
     async def _receive(
-        self, caller: Caller, requests: AsyncIterator[pb.PutRequest], silence: asyncio.Timeout
+        self, caller: Caller, requests: AsyncIterator[bytes], silence: asyncio.Timeout
     ) -> "_ReceivedPut":
         """Gather the payload in a buffer, which is then the caller's to give back."""
-        first = await anext(requests, None)
-        if first is None or first.WhichOneof("part") != "header":
+        first = _decoded(await anext(requests, b""))
+        if first.WhichOneof("part") != "header":
             raise error("BAD_REQUEST", "the first message of a put is its header")
         header = first.header
         service = self._service
@@ -176,7 +181,7 @@ class ByteStreams:
             async for request in requests:
                 silence.reschedule(now() + IDLE_S)
                 service.clients.heard_of(client)
-                await decoder.take(request)
+                await decoder.take(_decoded(request))
             decoder.finish()
             self._count("received", decoder.raw_bytes, decoder.encoded_bytes)
         except BaseException:

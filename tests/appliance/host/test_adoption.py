@@ -25,6 +25,7 @@ from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity, prefi
 from kvtier.clients.errors import KvtierError
 from kvtier.tiers.block import Tier
 from kvtier.tiers.memory import extent, memfd
+from kvtier.tiers.memory import keeper as keeper_module
 from kvtier.tiers.memory.keeper import Keeper
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1 import admin_pb2 as pb
@@ -430,7 +431,7 @@ def test_memory_of_other_pages_or_nodes_is_given_back(
 ) -> None:
     """Before: it was taken over unbound, and the new nodes were reported; `on` refused to start."""
     settings, holder = left
-    has_huge_pages = extent.is_huge
+    has_huge_pages = keeper_module.is_huge
     kept = {os.fstat(descriptor).st_ino for descriptor, _ in holder.kept.values()}
 
     def is_huge(descriptor: int) -> bool:
