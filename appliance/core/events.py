@@ -362,6 +362,13 @@ class TierLost:
 
 
 @dataclass(slots=True)
+class ColdWritesRefused:
+    """The disk takes no metadata of the cold store, so that nothing may be written, or takes them again."""
+
+    is_refused: bool
+
+
+@dataclass(slots=True)
 class EdgeMeasured:
     """The mover's latest measurement of one edge, for load estimates."""
 
@@ -441,6 +448,7 @@ Event: TypeAlias = (
     | FragmentsDamaged
     | SegmentFreed
     | TierLost
+    | ColdWritesRefused
     | EdgeMeasured
     | ColdEdgeOpened
     | PolicyChanged

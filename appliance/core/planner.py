@@ -178,6 +178,7 @@ class Planner:
             ev.FragmentsDamaged: self.damage.condemn,
             ev.SegmentFreed: lambda event: self.reclaim.segment_freed(event.segment),
             ev.TierLost: self._tier_lost,
+            ev.ColdWritesRefused: self._cold_writes_refused,
             ev.EdgeMeasured: self._edge_measured,
             ev.ColdEdgeOpened: self._cold_edge_opened,
             ev.PolicyChanged: self.changes.apply,
@@ -398,6 +399,9 @@ class Planner:
     def _source_changed(self, event: ev.SourceChanged) -> None:
         self.fetches.changed(event)
         self.exports.changed(event)
+
+    def _cold_writes_refused(self, event: ev.ColdWritesRefused) -> None:
+        self.refusals.is_stopped = event.is_refused
 
     def _tier_lost(self, event: ev.TierLost) -> None:
         offline = self.core.offline

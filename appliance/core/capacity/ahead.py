@@ -123,7 +123,7 @@ class Ahead:
         if mode == "spill" or not self.dirty:
             return
         if pressure.refusals.is_pausing:
-            if not pressure.refusals.is_full:  # else something has to leave first, which is an event
+            if not (pressure.refusals.is_full or pressure.refusals.is_stopped):  # which end with an event
                 self._due_at = pressure.refusals.ask_again_at
             return
         if now < pressure.refusals.idle_again_at:

@@ -318,7 +318,8 @@ class Pressure:
         while core.catalog.first_child[end] != NO_ROW:
             end = core.catalog.first_child[end]
         tiers = [one for one in self._ladder.tiers if core.catalog.num_placed[one][end]]
-        stays = end == row or (self.refusals.is_pausing and not self.refusals.is_full)
+        refusals = self.refusals
+        stays = end == row or (refusals.is_pausing and not (refusals.is_full or refusals.is_stopped))
         if stays or end in core.pin_floors or not all(residency.may_leave(end, one) for one in tiers):
             return False
         for one in tiers:

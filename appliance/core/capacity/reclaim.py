@@ -78,7 +78,7 @@ class Reclaim:
     def is_busy(self) -> bool:
         """Whether blocks can be decided now: a Tick is due at once.
         False while it waits for a copy or for room, which end with an event: ticking meanwhile would spin."""
-        is_stopped = self._is_blocked or self._log_tier in self._core.offline
+        is_stopped = self._is_blocked or self._refusals.is_stopped or self._log_tier in self._core.offline
         return self._segment is not None and bool(self._rows) and not is_stopped
 
     @property
@@ -119,7 +119,7 @@ class Reclaim:
 
     def keep_free_segments(self) -> None:
         """Begin or continue emptying a segment while fewer than `min_free_segments` are free."""
-        if self._log is None or self._log_tier in self._core.offline:
+        if self._log is None or self._refusals.is_stopped or self._log_tier in self._core.offline:
             return
         is_short = self._log.num_free + len(self._freeing) < self._core.options.min_free_segments
         may_begin = self._core.now >= self._not_before
