@@ -46,15 +46,6 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"grpc": {"enabled": True}, "tls": {"secretName": "s", "clientCertificates": False}},
         "set tokens.secretName",
     ),
-    "hosts without proof": (
-        {
-            "grpc": {"enabled": True},
-            "tls": {"secretName": "s", "clientCertificates": False},
-            "tokens": {"secretName": "t"},
-            "fleet": {"enabled": True},
-        },
-        "without fleet.enabled",
-    ),
     "no store": ({"objectStore": {"secretName": "s"}}, "objectStore.secretName is set and there is no store"),
     "two stores": (
         {

@@ -225,7 +225,12 @@ STATE = [
             "test_a_put_waits_where_room_would_cost_what_nvme_has",
         ),
         "appliance/core/capacity/pressure.py",
-        (("end == row or (self.refusals.is_pausing and not self.refusals.is_full)", "end == row"),),
+        (
+            (
+                "end == row or (refusals.is_pausing and not (refusals.is_full or refusals.is_stopped))",
+                "end == row",
+            ),
+        ),
     ),
     Mend(
         "10b",

@@ -5,8 +5,8 @@ not lost. But what has to be spilled before it is evicted would never be evicted
 happens to hold, every put would wait for room until its deadline, and the same blocks would be written in
 vain as fast as the device says no. So after MAX_REFUSALS refused batches in a row nothing is spilled for
 PAUSE_S, and the coldest blocks are evicted as where there is no slower tier. The same when it is full of what
-must stay there (reclaim.py): what memory holds keeps that there, so nothing would ever change; and for as long
-as not even its metadata can be written, when nothing is reclaimed, either.
+must stay there (reclaim.py): what memory holds keeps that there, so nothing would ever change. And for as
+long as not even its metadata can be written: then nothing is reclaimed, either.
 
 Rejected: giving the tier up (all that is stored there would be a miss), and doing so with the first refusal
 (a single bad sector would cost a second's worth of blocks that were acknowledged)."""
