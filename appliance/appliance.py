@@ -26,7 +26,6 @@ from .core.events import (
     AcquireAbandoned,
     AcquireRequested,
     ClientGone,
-    ColdWritesRefused,
     CommitRequested,
     CopyFinished,
     Event,
@@ -341,14 +340,14 @@ class Appliance:
     def _refuse_store(self, failure: CopyError) -> None:
         """Write no records while the disk takes none of their metadata. What is stored is read on."""
         log.error("tier %s takes no writes: %s", self._log_tier.label, failure)
-        self.step(ColdWritesRefused(True))
+        self.step(TierLost(self._log_tier, True, str(failure), is_read_on=True))
         self.mover.refuse(self._log_tier, failure.cause)
 
     def _admit_store(self) -> None:
         """Write records again: the last of the calls that failed has succeeded."""
         log.info("tier %s takes writes again", self._log_tier.label)
         self.mover.admit(self._log_tier)
-        self.step(ColdWritesRefused(False))
+        self.step(TierLost(self._log_tier, False, "its metadata can be written", is_read_on=True))
 
     def lose_tier(self, tier: Tier, reason: str) -> None:
         """Copy nothing into a tier from now on; what it held is a miss."""

@@ -1,8 +1,7 @@
 """Events: what the shell tells the planner.
 
-Events in (this module), instructions out (instructions.py), results of calls inside of instructions
-(results.py). All are plain values. The shells (daemon, simulator, replay) exchange nothing else with the
-planner, so all of them run the same one.
+Events in (this module), instructions out (instructions.py), results of calls in them (results.py). All
+are plain values. The shells (daemon, simulator, replay) exchange nothing else with the planner.
 
 A `call` is an opaque number chosen by the shell; the planner hands it back in `Reply`. A `copy` is a
 number chosen by the planner; the shell hands it back in `CopyFinished`. Times are seconds on the
@@ -359,13 +358,7 @@ class TierLost:
     tier: Tier
     offline: bool
     reason: str
-
-
-@dataclass(slots=True)
-class ColdWritesRefused:
-    """The disk takes no metadata of the cold store, so that nothing may be written, or takes them again."""
-
-    is_refused: bool
+    is_read_on: bool = False  # it only takes no writes: the cold store, where the disk takes no metadata
 
 
 @dataclass(slots=True)
@@ -448,7 +441,6 @@ Event: TypeAlias = (
     | FragmentsDamaged
     | SegmentFreed
     | TierLost
-    | ColdWritesRefused
     | EdgeMeasured
     | ColdEdgeOpened
     | PolicyChanged

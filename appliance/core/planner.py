@@ -178,7 +178,6 @@ class Planner:
             ev.FragmentsDamaged: self.damage.condemn,
             ev.SegmentFreed: lambda event: self.reclaim.segment_freed(event.segment),
             ev.TierLost: self._tier_lost,
-            ev.ColdWritesRefused: self._cold_writes_refused,
             ev.EdgeMeasured: self._edge_measured,
             ev.ColdEdgeOpened: self._cold_edge_opened,
             ev.PolicyChanged: self.changes.apply,
@@ -400,18 +399,14 @@ class Planner:
         self.fetches.changed(event)
         self.exports.changed(event)
 
-    def _cold_writes_refused(self, event: ev.ColdWritesRefused) -> None:
-        self.refusals.is_stopped = event.is_refused
-
     def _tier_lost(self, event: ev.TierLost) -> None:
+        if event.is_read_on:
+            self.refusals.is_stopped = event.offline
+            return
         offline = self.core.offline
         (offline.add if event.offline else offline.discard)(event.tier)
-        self.story.tell(
-            self.core.now,
-            event.tier.label,
-            "tier_offline" if event.offline else "tier_online",
-            event.reason,
-        )
+        verb = "tier_offline" if event.offline else "tier_online"
+        self.story.tell(self.core.now, event.tier.label, verb, event.reason)
         if event.offline and event.tier != self.core.ladder.log_tier:  # memory does not come back
             for row in column(self.catalog.num_placed[event.tier]).nonzero()[0].tolist():
                 if self.catalog.prefix_hash[row]:  # not, when it went with its last child
