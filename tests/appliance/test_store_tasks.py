@@ -70,7 +70,7 @@ def test_a_store_that_fails_takes_no_records_and_is_lost_of_a_defect_alone(
         assert isinstance(finished, ev.CopyFinished)
         assert [outcome.cause for outcome in finished.outcomes] == [cause]
         lost = [event for event in planner.told if isinstance(event, ev.TierLost)]
-        assert [(one.tier, one.offline) for one in lost] == [(Tier.NVME, True)] * is_lost
+        assert [(one.tier, one.offline, one.is_read_on) for one in lost] == [(Tier.NVME, True, not is_lost)]
         assert appliance.counters["store_namespace_failed"] == 1
         await appliance.stop()
 
@@ -103,7 +103,8 @@ def test_a_store_that_failed_is_asked_again_and_comes_back(
         async with asyncio.timeout(60.0):
             while "takes writes again" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-        assert not any(isinstance(event, ev.TierLost) for event in planner.told), "it is read on"
+        told = [event for event in planner.told if isinstance(event, ev.TierLost)]
+        assert [(one.offline, one.is_read_on) for one in told] == [(True, True), (False, True)]
         assert (ev.SegmentFreed(7) in planner.told) == (verb == "free")
         recorder.done.clear()
         planner.script.append([copy(1, SPILL)])
