@@ -353,12 +353,12 @@ class SegmentFreed:
 
 @dataclass(slots=True)
 class TierLost:
-    """A tier stopped working (`offline`) or came back."""
+    """A tier stopped working (`offline`), in all or, with `is_read_on`, for writes alone, or came back."""
 
     tier: Tier
     offline: bool
     reason: str
-    is_read_on: bool = False  # it only takes no writes: the cold store, where the disk takes no metadata
+    is_read_on: bool = False  # the cold store, where the disk takes no metadata
 
 
 @dataclass(slots=True)

@@ -126,11 +126,8 @@ def objections(settings: Settings, held_bytes: int, huge_bytes: int) -> list[Che
     """Return why no daemon could start with `settings` in place of the one that runs here.
 
     That one holds `held_bytes` of host memory for its tiers, of which `huge_bytes` in huge pages."""
-    running, inherited_bytes = (
-        RunningDaemon("", reachable=True),
-        _usable_bytes(settings, held_bytes, huge_bytes),
-    )
-    return failed(examine(Facts(settings, running, inherited_bytes=inherited_bytes), settings, START))
+    running, usable_bytes = RunningDaemon("", reachable=True), _usable_bytes(settings, held_bytes, huge_bytes)
+    return failed(examine(Facts(settings, running, inherited_bytes=usable_bytes), settings, START))
 
 
 def _usable_bytes(settings: Settings, held_bytes: int, huge_bytes: int) -> int:

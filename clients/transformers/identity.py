@@ -40,9 +40,10 @@ def fingerprint(model: Any) -> int:
 
 def has_adapter(model: Any) -> bool:
     """Whether PEFT has put adapters into the model, which may write no weight."""
-    peft = sys.modules.get("peft")  # where it was never imported there is none
-    if getattr(model, "_hf_peft_config_loaded", False) or peft is None:
-        return getattr(model, "_hf_peft_config_loaded", False)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return True
+    if (peft := sys.modules.get("peft")) is None:  # never imported: there is none
+        return False
     kinds = (peft.PeftModel, peft.tuners.tuners_utils.BaseTunerLayer)
     return any(isinstance(module, kinds) for module in model.modules())
 

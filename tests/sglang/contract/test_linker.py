@@ -133,21 +133,22 @@ def test_a_node_continues_what_was_looked_up_before_it(make: Make, shared_daemon
     assert parents == [b"", bytes.fromhex(hashes[1])]
 
 
-def test_layers_are_ready_one_after_another(make: Make) -> None:
+def test_layers_are_ready_one_after_another(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first layer is given to the forward before the last one is copied."""
     here, there = pool_group(head_dim=4_000), pool_group(head_dim=4_000)
     fill(here, 2)
     Tree(make(here), here).store(prompt("a", 3), 0, 1, 2)
     linker = make(there)
     tree = Tree(linker, there)
-    held, write = threading.Event(), LayeredPages.write
+    held, pages = threading.Event(), linker._pages[PoolName.KV]
+    write = pages.write
 
-    def late(self: LayeredPages, numbers: Any, data: Any, first: int, last: int) -> None:
-        if last == self.page_bytes:
+    def late(numbers: Any, data: Any, first: int, last: int) -> None:
+        if last == pages.page_bytes:
             assert held.wait(60)
-        write(self, numbers, data, first, last)
+        write(numbers, data, first, last)
 
-    linker._pages[PoolName.KV].write = late.__get__(linker._pages[PoolName.KV])  # type: ignore[method-assign]
+    monkeypatch.setattr(pages, "write", late)
     request = SimpleNamespace(rid="one", last_node=None, kv=None, swa_branching_seqlen=None)
     tree.wrapper.match(prompt("a", 3), request, Match())
     tree.wrapper.load_back(request)
@@ -160,7 +161,7 @@ def test_layers_are_ready_one_after_another(make: Make) -> None:
     assert tree.wrapper.finish_loads() == []
 
 
-def test_a_load_under_way_does_not_hold_up_the_next_one(make: Make) -> None:
+def test_a_load_under_way_does_not_hold_up_the_next_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before: the scheduler pinned over the connection whose leases the loader was waiting on."""
     group = pool_group()
     linker = make(group)
@@ -180,13 +181,14 @@ def test_a_load_under_way_does_not_hold_up_the_next_one(make: Make) -> None:
             done.wait(20)
 
     reader = threading.Thread(target=read)
-    write = LayeredPages.write
+    pages = linker._pages[PoolName.KV]
+    write = pages.write
 
-    def late(self: LayeredPages, *arguments: Any) -> None:
+    def late(*arguments: Any) -> None:
         assert done.wait(60)
-        write(self, *arguments)
+        write(*arguments)
 
-    linker._pages[PoolName.KV].write = late.__get__(linker._pages[PoolName.KV])  # type: ignore[method-assign]
+    monkeypatch.setattr(pages, "write", late)
     index = linker.start_layer_wise_loading()
     reader.start()
     assert held.wait(60)

@@ -3,7 +3,9 @@
 import errno
 import random
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
@@ -322,16 +324,25 @@ def test_others_are_logged_while_one_is_flushed_and_one_flush_serves_many(tmp_pa
     assert load(tmp_path).lives == manifest.state.lives == {7: Life(77, False)}
 
 
-def test_an_event_is_in_the_file_that_was_begun_while_it_was_flushed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def freeing(
+    folder: Path,
+) -> Iterator[tuple[Manifest, SlowFlush, ThreadPoolExecutor, "Future[None]"]]:
+    """A manifest in which the end of segment 1 is being flushed, for as long as a test wants."""
     io = SlowFlush()
-    manifest = begin(tmp_path, io)
+    manifest = begin(folder, io)
     manifest.append(segment_event(Kind.OPENED, 1, 11))
     io.is_armed = True
     with ThreadPoolExecutor(2) as threads:
         freed = threads.submit(manifest.append, segment_event(Kind.FREED, 1, 11), durable=True)
         assert io.began.wait(60.0)
+        yield manifest, io, threads, freed
+
+
+def test_an_event_is_in_the_file_that_was_begun_while_it_was_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with freeing(tmp_path) as (manifest, io, threads, freed):
         monkeypatch.setattr(manifest, "_rotate_at", 0)
         opened = threads.submit(manifest.append, segment_event(Kind.OPENED, 2, 22))
         while not (tmp_path / NAMES[0]).exists():  # the new one has its name, and waits for the flush to end
@@ -346,13 +357,7 @@ def test_an_event_is_in_the_file_that_could_not_be_begun_while_it_was_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was acknowledged in the old file, and a start reads the new one, that has its name already."""
-    io = SlowFlush()
-    manifest = begin(tmp_path, io)
-    manifest.append(segment_event(Kind.OPENED, 1, 11))
-    io.is_armed = True
-    with ThreadPoolExecutor(1) as threads:
-        freed = threads.submit(manifest.append, segment_event(Kind.FREED, 1, 11), durable=True)
-        assert io.began.wait(60.0)
+    with freeing(tmp_path) as (manifest, io, _, freed):
         with monkeypatch.context() as patch:
             patch.setattr(manifest_file, "sync_directory", _fail_to_sync)
             patch.setattr(manifest, "_rotate_at", 0)

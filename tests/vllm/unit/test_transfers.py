@@ -167,17 +167,23 @@ def test_a_save_waits_for_its_own_step_and_not_for_later_ones(served: Served) ->
         until(lambda: acks.update(rank.side.take_acks().by_job) or len(acks) == 3)
 
 
-def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until then the engine must not use the blocks again."""
-    doubted, settle = threading.Event(), Pages.settle
+@pytest.fixture
+def doubted(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a call without an answer is asked about."""
+    begun, settle = threading.Event(), Pages.settle
 
     def noted(pages: Pages) -> None:
-        doubted.set()
+        begun.set()
         settle(pages)
 
     monkeypatch.setattr(Pages, "settle", noted)
+    return begun
+
+
+def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
+    tmp_path: Path, doubted: threading.Event
+) -> None:
+    """Until then the engine must not use the blocks again."""
     with Served(tmp_path, device=FakeDevice(num_streams=NUM_STREAMS, seed=3)) as stalled:
         with rank_at(stalled, call_s=3.0) as rank:
             with runtime_at(stalled.target) as other:
@@ -198,15 +204,8 @@ def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
 
 
 def test_saves_behind_one_without_an_answer_give_their_blocks_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, doubted: threading.Event
 ) -> None:
-    doubted, settle = threading.Event(), Pages.settle
-
-    def noted(pages: Pages) -> None:
-        doubted.set()
-        settle(pages)
-
-    monkeypatch.setattr(Pages, "settle", noted)
     with Served(tmp_path, device=FakeDevice(num_streams=NUM_STREAMS, seed=3)) as stalled:
         with rank_at(stalled, call_s=3.0) as rank:
             rank.save(FROM)
